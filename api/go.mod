@@ -1,0 +1,3 @@
+module github.com/kinference/kinference/api
+
+go 1.26.0

@@ -1,0 +1,2 @@
+// Package internal is the root of the code that two or more services need.
+package internal
