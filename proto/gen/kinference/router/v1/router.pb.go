@@ -449,6 +449,8 @@ func (x *ReportRequest) GetReports() []*Report {
 type Report struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	RequestId string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// What happened.
+	//
 	// Types that are valid to be assigned to Event:
 	//
 	//	*Report_Moved

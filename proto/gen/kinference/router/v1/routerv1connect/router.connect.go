@@ -49,8 +49,9 @@ const (
 // RouterServiceClient is a client for the kinference.router.v1.RouterService service.
 type RouterServiceClient interface {
 	// Route picks the worker that will answer soonest and books it in the
-	// ledger. Errors: NotFound for an unknown model, Unavailable (with a retry
-	// delay in google.rpc.RetryInfo) when no worker is ready.
+	// ledger. Errors: NotFound for an unknown model, Unavailable (with the
+	// delay before a retry as a google.protobuf.Duration detail) when no worker
+	// is ready.
 	Route(context.Context, *v1.RouteRequest) (*v1.RouteResponse, error)
 	// Report tells how routed requests went on. Unknown requests are ignored,
 	// so a router that restarted takes reports of its predecessor.
@@ -142,8 +143,9 @@ func (c *routerServiceClient) Explain(ctx context.Context, req *v1.ExplainReques
 // RouterServiceHandler is an implementation of the kinference.router.v1.RouterService service.
 type RouterServiceHandler interface {
 	// Route picks the worker that will answer soonest and books it in the
-	// ledger. Errors: NotFound for an unknown model, Unavailable (with a retry
-	// delay in google.rpc.RetryInfo) when no worker is ready.
+	// ledger. Errors: NotFound for an unknown model, Unavailable (with the
+	// delay before a retry as a google.protobuf.Duration detail) when no worker
+	// is ready.
 	Route(context.Context, *v1.RouteRequest) (*v1.RouteResponse, error)
 	// Report tells how routed requests went on. Unknown requests are ignored,
 	// so a router that restarted takes reports of its predecessor.
