@@ -53,7 +53,9 @@ func serve(t *testing.T, tr *tracker, log *bytes.Buffer) (client kvtrackerv1conn
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
-	go func() { done <- rpc.Serve(ctx, l, rpc.Mount[kvtrackerv1connect.KVTrackerServiceHandler](ctx, tr, kvtrackerv1connect.NewKVTrackerServiceHandler)) }()
+	go func() {
+		done <- rpc.Serve(ctx, l, rpc.Mount[kvtrackerv1connect.KVTrackerServiceHandler](ctx, tr, kvtrackerv1connect.NewKVTrackerServiceHandler))
+	}()
 	clientCtx, closeClient := context.WithCancel(context.Background())
 	url = "http://" + l.Addr().String()
 	stop = func() {
@@ -85,6 +87,7 @@ func TestErrorsAtTheEdge(t *testing.T) {
 		{"deadline", func(context.Context) error { return context.DeadlineExceeded }, connect.CodeDeadlineExceeded, "deadline exceeded", 0, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel() // HTTP/2 servers linger one second at the end
 			var log bytes.Buffer
 			client, _, stop := serve(t, &tracker{match: tc.match}, &log)
 			_, err := client.Match(t.Context(), &kvtrackerv1.MatchRequest{})
