@@ -1,0 +1,260 @@
+// Package workload defines the benchmark's scenarios: who sends which prompt
+// when, and what the model answers.
+//
+// Virtual-time runs, wall-clock runs and the demo take their requests from
+// here, so that they measure the same thing. Everything is derived from a
+// seed: equal seeds give every policy the same prompts, the same answers and,
+// in open loops, the same arrivals (paired runs). The closed-loop semantics
+// are those of GuideLLM's concurrent profile with synthetic text: a stream
+// sends its next request as soon as the previous one has ended, the shared
+// prefix is picked at random per conversation, and the next turn of a
+// conversation goes out at once, before any new conversation, with the
+// generated answer in its prompt.
+//
+// A Generator is safe for concurrent use; a Loop belongs to one goroutine.
+package workload
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+)
+
+// Scenario describes a closed-loop load. All lengths are in tokens.
+type Scenario struct {
+	// Name is short and stable: it names rows of results.
+	Name  string
+	Title string
+	// Prefixes is the number of shared prefixes, each PrefixTokens long; each
+	// conversation starts with one of them, picked at random. 0: none.
+	Prefixes, PrefixTokens int
+	// FirstTokens is what a conversation's first prompt holds after its prefix;
+	// every later turn of Turns adds the answer and TurnTokens.
+	FirstTokens, Turns, TurnTokens int
+	// OutputTokens is the length of each answer.
+	OutputTokens int
+	// Streams is the number of requests in flight at any time.
+	Streams int
+	// Warm requests fill caches first and are not measured; Count are.
+	Warm, Count int
+}
+
+// The scenarios of the published table, with the parameters that reproduce it
+// (docs/benchmarks). S1 and S2 are what their names say; S0 shares nothing, so
+// no routing can gain anything on it and none may lose; the "hi" and "over"
+// forms load the fleet to 3.5 and 12 times of it.
+var scenarios = []Scenario{
+	{Name: "S0", Title: "control: nothing shared", FirstTokens: 20300, Turns: 1, OutputTokens: 210, Streams: 8, Warm: 24, Count: 300},
+	{Name: "S0s", Title: "control: short prompts", FirstTokens: 1500, Turns: 1, OutputTokens: 210, Streams: 8, Warm: 24, Count: 300},
+	{Name: "S1", Title: "shared prefix", Prefixes: 12, PrefixTokens: 20000, FirstTokens: 300, Turns: 1, OutputTokens: 210, Streams: 8, Warm: 100, Count: 500},
+	{Name: "S2", Title: "multi-turn", FirstTokens: 3000, Turns: 12, TurnTokens: 1200, OutputTokens: 160, Streams: 12, Warm: 144, Count: 600},
+	{Name: "S1cap", Title: "shared prefix, short answers", Prefixes: 12, PrefixTokens: 20000, FirstTokens: 300, Turns: 1, OutputTokens: 64, Streams: 8, Warm: 100, Count: 400},
+	{Name: "S2cap", Title: "multi-turn, short answers", FirstTokens: 3000, Turns: 12, TurnTokens: 1200, OutputTokens: 64, Streams: 12, Warm: 144, Count: 400},
+	{Name: "S1hi", Title: "shared prefix, 3.5 times the load", Prefixes: 12, PrefixTokens: 20000, FirstTokens: 300, Turns: 1, OutputTokens: 210, Streams: 28, Warm: 100, Count: 500},
+	{Name: "S1over", Title: "shared prefix, overload", Prefixes: 12, PrefixTokens: 20000, FirstTokens: 300, Turns: 1, OutputTokens: 210, Streams: 96, Warm: 192, Count: 600},
+	{Name: "S2hi", Title: "multi-turn, KV cache full", FirstTokens: 3000, Turns: 12, TurnTokens: 1200, OutputTokens: 160, Streams: 30, Warm: 180, Count: 600},
+}
+
+// Scenarios lists the built-in scenarios; the slice is the caller's own.
+func Scenarios() []Scenario { return slices.Clone(scenarios) }
+
+// Lookup finds a built-in scenario by name.
+func Lookup(name string) (Scenario, error) {
+	for _, s := range scenarios {
+		if s.Name == name {
+			return s, nil
+		}
+	}
+	return Scenario{}, fmt.Errorf("unknown scenario %q", name)
+}
+
+// WithStreams is s at another load. Longer queues need more requests until
+// they are full and until a mean of them says something.
+func (s Scenario) WithStreams(streams int) Scenario {
+	s.Streams = streams
+	s.Warm = max(s.Warm, 2*streams)
+	s.Count = max(s.Count, 4*streams)
+	return s
+}
+
+// MaxPrompt is the length of the scenario's longest prompt.
+func (s Scenario) MaxPrompt() int {
+	return s.PrefixTokens + s.FirstTokens + (s.Turns-1)*(s.TurnTokens+s.OutputTokens)
+}
+
+// TuningSeed and HeldOutSeed keep two ranges apart: figures are published from
+// held-out seeds, which no parameter of a policy was ever chosen with.
+func TuningSeed(i int) uint64 { return 1000 + uint64(i) }
+
+// HeldOutSeed is the i-th seed of published runs.
+func HeldOutSeed(i int) uint64 { return 70001 + 13*uint64(i) }
+
+// Turn is one exchange of a conversation.
+type Turn struct {
+	// User is what this turn adds to the prompt.
+	User []uint32
+	// Output is what the model will answer.
+	Output []uint32
+}
+
+// Conversation is a sequence of turns behind a shared prefix.
+type Conversation struct {
+	// Prefix is shared with other conversations: not to be modified.
+	Prefix []uint32
+	Turns  []Turn
+}
+
+// Generator makes a scenario's conversations.
+type Generator struct {
+	Scenario Scenario
+	seed     uint64
+	vocab    []uint32
+
+	mu       sync.Mutex
+	prefixes [][]uint32
+}
+
+// New returns the scenario's content for one seed. Token ids are drawn from
+// vocab, or, when it is nil, from a range that every large model has.
+func New(s Scenario, seed uint64, vocab []uint32) *Generator {
+	return &Generator{Scenario: s, seed: seed, vocab: vocab, prefixes: make([][]uint32, s.Prefixes)}
+}
+
+// Kinds of random streams of one seed, so that drawing more of one does not
+// move another.
+const (
+	streamPrefix = iota + 1
+	streamConversation
+)
+
+func (g *Generator) rand(kind, index int) *rand.Rand {
+	return rand.New(rand.NewPCG(g.seed, uint64(kind)<<56^uint64(index)))
+}
+
+func (g *Generator) tokens(r *rand.Rand, n int) []uint32 {
+	out := make([]uint32, n)
+	for i := range out {
+		if g.vocab != nil {
+			out[i] = g.vocab[r.IntN(len(g.vocab))]
+		} else {
+			out[i] = 1000 + r.Uint32N(100000)
+		}
+	}
+	return out
+}
+
+// Conversation is the i-th conversation of this seed, whatever was asked for
+// before.
+func (g *Generator) Conversation(i int) Conversation {
+	r := g.rand(streamConversation, i)
+	var c Conversation
+	if g.Scenario.Prefixes > 0 {
+		c.Prefix = g.prefix(r.IntN(g.Scenario.Prefixes))
+	}
+	for turn := range max(g.Scenario.Turns, 1) {
+		n := g.Scenario.FirstTokens
+		if turn > 0 {
+			n = g.Scenario.TurnTokens
+		}
+		c.Turns = append(c.Turns, Turn{User: g.tokens(r, n), Output: g.tokens(r, g.Scenario.OutputTokens)})
+	}
+	return c
+}
+
+func (g *Generator) prefix(i int) []uint32 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.prefixes[i] == nil {
+		g.prefixes[i] = g.tokens(g.rand(streamPrefix, i), g.Scenario.PrefixTokens)
+	}
+	return g.prefixes[i]
+}
+
+// Request is one request of a closed loop.
+type Request struct {
+	// Index counts requests in the order in which they are sent, from 0.
+	Index  int
+	Stream int
+	// Conversation and Turn say where the request belongs.
+	Conversation, Turn int
+	// Prefix, user turns and answers so far, in prompt order: user texts at even
+	// places (the first one includes the shared prefix), answers at odd ones.
+	Parts [][]uint32
+	// Prompt is Parts joined.
+	Prompt []uint32
+	// Output is the answer that the model will give.
+	Output []uint32
+	// Measured tells whether the request counts: not one of the warm-up.
+	Measured bool
+}
+
+// Loop hands out the requests of a closed loop.
+type Loop struct {
+	gen     *Generator
+	next    int // index of the next request
+	started int // conversations taken so far
+	streams []stream
+}
+
+// stream is where one stream stands in its conversation.
+type stream struct {
+	conversation Conversation
+	index        int
+	turn         int // next turn to send
+	parts        [][]uint32
+	prompt       []uint32
+}
+
+// Loop starts the scenario from its first request.
+func (g *Generator) Loop() *Loop {
+	return &Loop{gen: g, streams: make([]stream, max(g.Scenario.Streams, 1))}
+}
+
+// Next is the request that a stream sends now: the next turn of its
+// conversation if it has one, else the first of a new conversation. It reports
+// false when the scenario's requests are spent.
+func (l *Loop) Next(streamIndex int) (*Request, bool) {
+	sc := l.gen.Scenario
+	if l.next >= sc.Warm+sc.Count {
+		return nil, false
+	}
+	s := &l.streams[streamIndex]
+	if s.turn == len(s.conversation.Turns) {
+		*s = stream{conversation: l.gen.Conversation(l.started), index: l.started}
+		l.started++
+		s.prompt = slices.Clone(s.conversation.Prefix)
+	}
+	turn := s.conversation.Turns[s.turn]
+	user := turn.User
+	if s.turn == 0 {
+		user = append(slices.Clone(s.conversation.Prefix), user...)
+	}
+	s.parts = append(s.parts, user)
+	s.prompt = append(s.prompt, turn.User...)
+	r := &Request{
+		Index: l.next, Stream: streamIndex, Conversation: s.index, Turn: s.turn,
+		Parts: slices.Clone(s.parts), Prompt: slices.Clone(s.prompt), Output: turn.Output,
+		Measured: l.next >= sc.Warm,
+	}
+	l.next++
+	s.turn++
+	// What follows in this conversation has the planned answer in its prompt,
+	// unless Answered tells another one.
+	s.parts = append(s.parts, turn.Output)
+	s.prompt = append(s.prompt, turn.Output...)
+	return r, true
+}
+
+// Answered replaces the planned answer to the stream's last request in the
+// prompts of the turns that follow: over a real connection the model says what
+// it likes.
+func (l *Loop) Answered(streamIndex int, output []uint32) {
+	s := &l.streams[streamIndex]
+	if len(s.parts) == 0 {
+		return
+	}
+	last := len(s.parts) - 1
+	s.prompt = append(s.prompt[:len(s.prompt)-len(s.parts[last])], output...)
+	s.parts[last] = slices.Clone(output)
+}
