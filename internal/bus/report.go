@@ -105,7 +105,11 @@ func (c *Conn) ConsumeReports(ctx context.Context, fn func(*kvtrackerv1.WorkerRe
 				continue
 			}
 			fn(r)
-		case <-status:
+		case _, ok := <-status:
+			if !ok { // the connection was closed
+				status = nil
+				continue
+			}
 			try = 0
 			retry.Reset(0)
 		case <-retry.C:
