@@ -1,0 +1,107 @@
+package openai
+
+// Chunk is what the proxy needs to know of one stream event's data or of one
+// whole answer. The zero Chunk is ready for Parse and may be used again.
+type Chunk struct {
+	obj, inner Object
+
+	// Model is the model member with its place in the text.
+	Model Value
+	// Error is the error member if it is there and not null.
+	Error Value
+	// NullError says that there is an error member with the value null, which
+	// one SDK takes for a failure.
+	NullError bool
+	// HasChoices says that the choices array has elements. A chunk without
+	// carries usage only.
+	HasChoices bool
+	// HasUsage says that a usage object is there, and Usage what it holds.
+	HasUsage bool
+	Usage    Usage
+
+	choices Value
+}
+
+// Parse looks into text. The error is a *SyntaxError.
+func (c *Chunk) Parse(text []byte) error {
+	c.Model, c.Error, c.choices = Value{}, Value{}, Value{}
+	c.NullError, c.HasChoices, c.HasUsage = false, false, false
+	c.Usage = NoUsage
+	if err := c.obj.Parse(text, 0); err != nil {
+		return err
+	}
+	for i := range c.obj.members {
+		m := &c.obj.members[i]
+		if m.escaped {
+			continue // no engine escapes these names
+		}
+		switch string(text[m.name:m.nameEnd]) {
+		case "model":
+			c.Model = c.obj.At(i)
+		case "error":
+			if m.kind == Null {
+				c.NullError = true
+			} else {
+				c.Error = c.obj.At(i)
+			}
+		case "choices":
+			c.choices = c.obj.At(i)
+		case "usage":
+			if m.kind == Obj {
+				c.HasUsage = true
+				c.Usage = c.usage(c.obj.At(i))
+			}
+		}
+	}
+	c.choices.Elements(func(Value) bool { c.HasChoices = true; return false })
+	return nil
+}
+
+// Object gives the parsed text, to apply changes to.
+func (c *Chunk) Object() *Object { return &c.obj }
+
+// Content reports whether a choice carries something of the answer: text,
+// reasoning, a refusal, a tool call or a finish reason, which ends an answer
+// without any text. A chunk that just opens the message with its role has
+// none.
+func (c *Chunk) Content() bool {
+	found := false
+	c.choices.Elements(func(choice Value) bool {
+		found = c.content(choice)
+		return !found
+	})
+	return found
+}
+
+func (c *Chunk) content(choice Value) bool {
+	if choice.Kind != Obj || c.inner.Parse(choice.Raw, 0) != nil {
+		return false
+	}
+	if c.inner.Get("finish_reason").Given() || filled(c.inner.Get("text")) {
+		return true
+	}
+	delta := c.inner.Get("delta")
+	if delta.Kind != Obj || c.inner.Parse(delta.Raw, 0) != nil {
+		return false
+	}
+	for _, name := range [...]string{"content", "reasoning_content", "reasoning", "tool_calls", "refusal", "function_call", "audio"} {
+		if filled(c.inner.Get(name)) {
+			return true
+		}
+	}
+	return false
+}
+
+// filled reports whether v is something other than null and emptiness.
+func filled(v Value) bool {
+	switch v.Kind {
+	case String, Array, Obj:
+		for _, b := range v.Raw[1 : len(v.Raw)-1] {
+			if v.Kind == String || b > ' ' {
+				return true
+			}
+		}
+		return false
+	}
+	return v.Given()
+}
