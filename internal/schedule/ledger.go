@@ -1,0 +1,383 @@
+package schedule
+
+import (
+	"container/list"
+	"math"
+	"slices"
+
+	"github.com/kinference/kinference/internal/kvhash"
+)
+
+// ledger knows every request that was routed and is not done. All its times
+// are seconds of model time.
+type ledger struct {
+	entries map[string]*entry
+	workers map[string]*worker
+	// classes hold the calibration that workers of a class have in common;
+	// there are as many as candidates name.
+	classes map[string]*learned
+	// silent orders the entries by when they were last heard of.
+	silent  *list.List
+	expired int
+	// output is the running mean of output lengths, for KV page accounting.
+	output float64
+}
+
+func newLedger() ledger {
+	return ledger{
+		entries: map[string]*entry{},
+		workers: map[string]*worker{},
+		classes: map[string]*learned{},
+		silent:  list.New(),
+		output:  256, // until outputs were seen (routing2.md section 2)
+	}
+}
+
+// entry is one booked request.
+type entry struct {
+	id        string
+	w         *worker
+	hashes    []kvhash.Hash
+	blockSize int
+	tokens    int // of the prompt
+	hit       int // predicted cached tokens, before the reuse ratio
+	cached    int // those that the prediction counted on
+	maxTokens int
+
+	routed, first, heard float64
+	work                 float64 // prefill time that those behind wait for
+	due                  float64 // when the first token is predicted
+	ttft, wait, prefill  float64 // prediction, prefill without slowness
+	logS                 float64 // slowness in the prediction
+	nudge                float64 // what the first token changed in w.logS
+	element              *list.Element
+}
+
+// worker is the state of one engine rank.
+type worker struct {
+	name  string
+	class string
+	learned
+
+	// waiting have no first token yet, oldest first; running do.
+	waiting, running []*entry
+	// recent are done: their prompts count as cached for a short while.
+	recent []finished
+	// drained is when the prefill queue will be empty, by our requests; work
+	// is the sum over waiting.
+	drained, work float64
+	// context is the sum of prompt tokens of running.
+	context float64
+
+	// What the newest load sample shows beyond our own requests.
+	sampled                      float64
+	othersWaiting, othersRunning float64
+	// meanWork and meanTokens are running means over the prompts routed
+	// here, which stand for the unknown ones of others.
+	meanWork, meanTokens float64
+	// cold is the prefill work routed here of late, decaying: the last
+	// tie-break but one, so that equal workers share what matches nowhere.
+	cold, coldAt float64
+
+	forgotten bool
+}
+
+// finished is a request that left the ledger a moment ago.
+type finished struct {
+	hashes              []kvhash.Hash
+	routed, first, done float64
+	pages               float64
+}
+
+const (
+	// maxRecent bounds worker.recent: enough for 2 s at 250 requests/s.
+	maxRecent = 512
+	// coldHalf is the half-life of worker.cold in seconds.
+	coldHalf = 60
+)
+
+func (w *worker) inFlight() int { return len(w.waiting) + len(w.running) }
+
+// worker returns the state for a candidate, creating it when new.
+func (s *Scheduler) worker(name, class string) *worker {
+	w := s.workers[name]
+	if w == nil {
+		w = &worker{name: name, class: class}
+		s.workers[name] = w
+		if s.classes[class] == nil {
+			s.classes[class] = &learned{}
+		}
+	}
+	w.forgotten = false
+	return w
+}
+
+// release drops a worker that is gone and has no requests left.
+func (s *Scheduler) release(w *worker) {
+	if w.forgotten && w.inFlight() == 0 && s.workers[w.name] == w {
+		delete(s.workers, w.name)
+	}
+}
+
+// book enters a request at the worker of its estimate.
+func (s *Scheduler) book(t float64, r *Request, est *Estimate) {
+	for len(s.entries) >= s.maxInFlight {
+		s.expired++
+		s.remove(t, s.silent.Front().Value.(*entry))
+	}
+	w, c := est.w, est.c
+	logS := s.logSlowness(w)
+	e := &entry{
+		id: r.ID, w: w, hashes: c.Hashes, blockSize: c.BlockSize, maxTokens: r.MaxTokens,
+		tokens: c.Tokens, hit: est.Matched + est.Anticipated + est.Fetched, cached: est.Cached,
+		routed: t, heard: t, work: est.work, due: t + est.ttft,
+		ttft: est.ttft, wait: est.wait, prefill: est.prefill, logS: logS,
+	}
+	e.element = s.silent.PushBack(e)
+	s.entries[e.id] = e
+	w.waiting = append(w.waiting, e)
+	w.drained = max(w.drained, t) + e.work
+	w.work += e.work
+	w.cold = w.coldNow(t) + e.work
+	w.coldAt = t
+	if w.meanTokens == 0 {
+		w.meanTokens, w.meanWork = float64(e.tokens), e.work
+	}
+	w.meanTokens += 0.1 * (float64(e.tokens) - w.meanTokens)
+	w.meanWork += 0.1 * (e.work - w.meanWork)
+}
+
+// firstToken moves an entry from waiting to running and takes a sample of the
+// worker's speed.
+func (s *Scheduler) firstToken(t float64, e *entry, ttft float64) {
+	w := e.w
+	e.first = t
+	s.hear(t, e)
+	w.leaveQueue(t, e)
+	w.running = append(w.running, e)
+	w.context += float64(e.tokens)
+	if w.forgotten || e.wait > maxWait || e.prefill <= 0 {
+		return
+	}
+	speed := s.speed(w.class)
+	seen := max(ttft-speed.Latency-e.wait, e.prefill/100)
+	sample := math.Log(seen / e.prefill) // log of slowness
+	e.nudge = w.add(clamp(sample, e.logS-maxClip, e.logS+maxClip))
+	s.classes[w.class].add(sample)
+}
+
+// learnOutcome learns from what the engine reported at the end.
+func (s *Scheduler) learnOutcome(e *entry, o Outcome) {
+	if o.OutputTokens > 0 && o.OK {
+		s.output += 0.05 * (float64(o.OutputTokens) - s.output)
+	}
+	if o.CachedTokens < 0 || e.first == 0 || e.w.forgotten {
+		return
+	}
+	e.w.addHits(e.hit, o.CachedTokens)
+	// A first token that was late or early because the cache held something
+	// else than predicted says nothing about speed: take it back.
+	if off := o.CachedTokens - e.cached; off > max(e.blockSize, 64) || -off > max(e.blockSize, 64) {
+		e.w.logS -= e.nudge
+	}
+}
+
+// hear renews the lease of an entry.
+func (s *Scheduler) hear(t float64, e *entry) {
+	e.heard = t
+	s.silent.MoveToBack(e.element)
+}
+
+// expire drops the entries of which nothing was heard for the lease.
+func (s *Scheduler) expire(t float64) {
+	for f := s.silent.Front(); f != nil; f = s.silent.Front() {
+		e := f.Value.(*entry)
+		if e.heard+s.lease > t {
+			return
+		}
+		s.expired++
+		s.remove(t, e)
+	}
+}
+
+// remove takes an entry out of the ledger; nil is allowed.
+func (s *Scheduler) remove(t float64, e *entry) {
+	if e == nil {
+		return
+	}
+	w := e.w
+	delete(s.entries, e.id)
+	s.silent.Remove(e.element)
+	if e.first == 0 {
+		w.leaveQueue(t, e)
+	} else {
+		w.running = drop(w.running, e)
+		w.context -= float64(e.tokens)
+		if len(w.running) == 0 {
+			w.context = 0 // no rounding error survives
+		}
+	}
+	w.prune(t - s.grace)
+	if len(w.recent) == maxRecent {
+		w.recent = slices.Delete(w.recent, 0, maxRecent/4)
+	}
+	f := finished{routed: e.routed, first: e.first, done: t, pages: pages(e.tokens-e.cached, e.blockSize)}
+	if e.first > 0 { // else its prompt may never have been computed
+		f.hashes = e.hashes
+	}
+	w.recent = append(w.recent, f)
+	s.release(w)
+}
+
+// leaveQueue takes an entry off the prefill queue.
+func (w *worker) leaveQueue(t float64, e *entry) {
+	w.waiting = drop(w.waiting, e)
+	w.work -= e.work
+	if len(w.waiting) == 0 {
+		w.work = 0
+	}
+	if e.first > 0 {
+		w.drained = t + w.work
+	} else {
+		w.drained = min(w.drained, t+w.work)
+	}
+}
+
+// prune forgets the requests that were done before t.
+func (w *worker) prune(t float64) {
+	n := 0
+	for n < len(w.recent) && w.recent[n].done < t {
+		n++
+	}
+	if n > 0 {
+		w.recent = slices.Delete(w.recent, 0, n)
+	}
+}
+
+// restarted notes that the worker's cache is empty.
+func (w *worker) restarted() {
+	w.recent = nil
+	for _, e := range w.waiting {
+		e.hashes = nil
+	}
+	for _, e := range w.running {
+		e.hashes = nil
+	}
+}
+
+func (w *worker) coldNow(t float64) float64 {
+	return w.cold * math.Exp2((w.coldAt-t)/coldHalf)
+}
+
+// queue is the time until our own prefills at the worker are through.
+func (w *worker) queue(t float64) float64 {
+	if len(w.waiting) == 0 {
+		return 0
+	}
+	// When the first in the queue is overdue, the worker is slower than we
+	// think, or stuck: those behind it must still be prefilled, and it is
+	// expected to be late by as much again.
+	head := w.waiting[0]
+	rest := w.work - head.work + max(0, t-head.due)
+	return max(w.drained-t, rest, 0)
+}
+
+// sample works out what a load sample taken at time at shows beyond our own
+// requests. The gauges are compared with the ledger as it was at that time.
+func (w *worker) sample(at float64, l *Load) {
+	if math.Abs(at-w.sampled) < 1e-3 {
+		return
+	}
+	w.sampled = at
+	var waiting, running float64
+	for _, e := range w.waiting {
+		if e.routed <= at {
+			waiting++
+		}
+	}
+	for _, e := range w.running {
+		switch {
+		case e.first <= at:
+			running++
+		case e.routed <= at:
+			waiting++
+		}
+	}
+	for i := range w.recent {
+		f := &w.recent[i]
+		switch {
+		case f.done <= at || f.routed > at:
+		case f.first > 0 && f.first <= at:
+			running++
+		default:
+			waiting++
+		}
+	}
+	// The engine counts a request as running once its prefill has begun, so
+	// ours without a first token may be in either gauge: only the sum tells
+	// how many there are of others, and they wait at most as the gauge says.
+	others := max(0, sane(l.Waiting)+sane(l.Running)-waiting-running)
+	w.othersWaiting = min(others, max(0, sane(l.Waiting)-waiting))
+	w.othersRunning = others - w.othersWaiting
+}
+
+// overlap is the number of leading blocks of hashes that some request on its
+// way to the worker, or just finished there, has in common; at least known.
+func (w *worker) overlap(hashes []kvhash.Hash, known int, recent bool) int {
+	for _, e := range w.waiting {
+		known = common(e.hashes, hashes, known)
+	}
+	for _, e := range w.running {
+		known = common(e.hashes, hashes, known)
+	}
+	if recent {
+		for i := range w.recent {
+			known = common(w.recent[i].hashes, hashes, known)
+		}
+	}
+	return known
+}
+
+// common returns the length of the common prefix of two hash chains, or known
+// when that is more. As hashes are chained, one equal hash means that all
+// before it are equal: the search is binary, and one comparison turns away a
+// chain that shares no more than known blocks.
+func common(a, b []kvhash.Hash, known int) int {
+	n := min(len(a), len(b))
+	if known >= n || a[known] != b[known] {
+		return known
+	}
+	lo, hi := known+1, n
+	for lo < hi {
+		mid := (lo + hi + 1) / 2
+		if a[mid-1] == b[mid-1] {
+			lo = mid
+		} else {
+			hi = mid - 1
+		}
+	}
+	return lo
+}
+
+func drop(list []*entry, e *entry) []*entry {
+	if i := slices.Index(list, e); i >= 0 {
+		return slices.Delete(list, i, i+1)
+	}
+	return list
+}
+
+// pages is the number of KV blocks that tokens fill.
+func pages(tokens, blockSize int) float64 {
+	if blockSize <= 0 || tokens <= 0 {
+		return 0
+	}
+	return float64((tokens + blockSize - 1) / blockSize)
+}
+
+// sane makes a gauge safe to compute with.
+func sane(v float64) float64 {
+	if v > 0 && v < 1e9 {
+		return v
+	}
+	return 0
+}

@@ -1,0 +1,234 @@
+package schedule
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kinference/kinference/internal/kvhash"
+)
+
+// Names of the policies.
+const (
+	// Random picks a worker at random for each request: a Kubernetes Service
+	// whose clients open a connection per request.
+	Random = "random"
+	// Connection picks a worker at random for each client connection:
+	// kube-proxy with clients that keep their connections alive.
+	Connection = "connection"
+	// RoundRobin takes the workers in turn, by name.
+	RoundRobin = "roundrobin"
+	// LeastRequests picks the worker with the fewest requests in flight.
+	LeastRequests = "leastrequests"
+	// PredictedTTFT picks the worker with the least predicted time to first
+	// token. It is the default.
+	PredictedTTFT = "predictedttft"
+)
+
+// Policy ranks the candidates of a request. Scheduler calls it under its
+// mutex, so an implementation needs no lock of its own.
+type Policy interface {
+	// Name is one of Policies().
+	Name() string
+	// Rank sorts order, which holds the indices of e, best first. Random
+	// choices come from rng only.
+	Rank(order []int, r *Request, e []Estimate, rng *rand.Rand)
+}
+
+// Policies returns the names of all policies.
+func Policies() []string {
+	return []string{Random, Connection, RoundRobin, LeastRequests, PredictedTTFT}
+}
+
+func newPolicy(name string) (Policy, error) {
+	switch name {
+	case Random:
+		return randomPolicy{}, nil
+	case Connection:
+		return &connectionPolicy{}, nil
+	case RoundRobin:
+		return &roundRobinPolicy{}, nil
+	case LeastRequests:
+		return leastRequestsPolicy{}, nil
+	case PredictedTTFT, "":
+		return predictedTTFTPolicy{}, nil
+	}
+	return nil, fmt.Errorf("unknown policy %q: want one of %s", name, strings.Join(Policies(), ", "))
+}
+
+type randomPolicy struct{}
+
+func (randomPolicy) Name() string { return Random }
+
+func (randomPolicy) Rank(order []int, _ *Request, _ []Estimate, rng *rand.Rand) {
+	rng.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+}
+
+// connectionPolicy needs no table of connections: a hash of connection and
+// worker is as good as a random number that is remembered, and moves only the
+// connections of a worker that goes away.
+type connectionPolicy struct{ seed *uint64 }
+
+func (connectionPolicy) Name() string { return Connection }
+
+func (p *connectionPolicy) Rank(order []int, r *Request, e []Estimate, rng *rand.Rand) {
+	if p.seed == nil {
+		seed := rng.Uint64()
+		p.seed = &seed
+	}
+	if r.Connection == "" {
+		randomPolicy{}.Rank(order, r, e, rng)
+		return
+	}
+	key := kvhash.Extra(kvhash.Hash(*p.seed), r.Connection)
+	slices.SortStableFunc(order, func(i, j int) int { return rendezvous(key, e[i].Worker, e[j].Worker) })
+}
+
+type roundRobinPolicy struct{ last string }
+
+func (*roundRobinPolicy) Name() string { return RoundRobin }
+
+func (p *roundRobinPolicy) Rank(order []int, _ *Request, e []Estimate, _ *rand.Rand) {
+	slices.SortStableFunc(order, func(i, j int) int { return strings.Compare(e[i].Worker, e[j].Worker) })
+	next := slices.IndexFunc(order, func(i int) bool { return e[i].Worker > p.last })
+	if next > 0 {
+		rotate(order, next)
+	}
+	p.last = e[order[0]].Worker
+}
+
+func rotate(s []int, n int) {
+	slices.Reverse(s[:n])
+	slices.Reverse(s[n:])
+	slices.Reverse(s)
+}
+
+type leastRequestsPolicy struct{}
+
+func (leastRequestsPolicy) Name() string { return LeastRequests }
+
+func (leastRequestsPolicy) Rank(order []int, r *Request, e []Estimate, rng *rand.Rand) {
+	randomPolicy{}.Rank(order, r, e, rng) // equals in random order
+	slices.SortStableFunc(order, func(i, j int) int { return e[i].InFlight - e[j].InFlight })
+}
+
+// Predictions closer together than this are equal (routing2.md section 2).
+const (
+	tieShare   = 0.02
+	tieSeconds = 0.005
+)
+
+type predictedTTFTPolicy struct{}
+
+func (predictedTTFTPolicy) Name() string { return PredictedTTFT }
+
+// Rank breaks ties by more matched tokens, fewer requests in flight, less
+// work sent there of late, and last by a hash of prefix and worker. The third
+// spreads serial requests that match nothing, for which every worker is idle
+// at each pick; the hash makes replicas agree on who takes a cold prefix.
+func (predictedTTFTPolicy) Rank(order []int, r *Request, e []Estimate, _ *rand.Rand) {
+	slices.SortStableFunc(order, func(i, j int) int {
+		switch {
+		case e[i].ttft < e[j].ttft:
+			return -1
+		case e[i].ttft > e[j].ttft:
+			return 1
+		}
+		return strings.Compare(e[i].Worker, e[j].Worker)
+	})
+	best := &e[order[0]]
+	limit := best.ttft + max(tieSeconds, tieShare*best.ttft)
+	n := 1
+	for n < len(order) && e[order[n]].ttft <= limit {
+		n++
+	}
+	if n == 1 {
+		return
+	}
+	key, unit := prefixKey(r, best.c), max(best.work, 1e-6)
+	slices.SortStableFunc(order[:n], func(i, j int) int {
+		a, b := &e[i], &e[j]
+		if d := b.Cached - a.Cached; d != 0 {
+			return d
+		}
+		if d := a.InFlight + int(a.Others+0.5) - b.InFlight - int(b.Others+0.5); d != 0 {
+			return d
+		}
+		if d := math.Round(a.cold/unit) - math.Round(b.cold/unit); d != 0 {
+			return int(clamp(d, -1, 1))
+		}
+		return rendezvous(key, a.Worker, b.Worker)
+	})
+}
+
+// prefixKey names the beginning of a prompt: its first block, or where it has
+// none the request, so that short prompts do not all go to one worker.
+func prefixKey(r *Request, c *Candidate) kvhash.Hash {
+	if c != nil && len(c.Hashes) > 0 {
+		return c.Hashes[0]
+	}
+	return kvhash.Extra(0, r.ID)
+}
+
+// rendezvous orders two workers by the hash of key and worker.
+func rendezvous(key kvhash.Hash, a, b string) int {
+	x, y := kvhash.Extra(key, a), kvhash.Extra(key, b)
+	switch {
+	case x > y:
+		return -1
+	case x < y:
+		return 1
+	}
+	return 0
+}
+
+// reason says in one sentence why the first in order is first.
+func reason(policy string, order []int, e []Estimate) string {
+	first := &e[order[0]]
+	buf := make([]byte, 0, 192)
+	buf = append(buf, first.Worker...)
+	switch policy {
+	case PredictedTTFT:
+		buf = append(buf, " answers soonest: "...)
+		buf = seconds(buf, first.TTFT)
+		buf = append(buf, " with "...)
+		buf = strconv.AppendInt(buf, int64(first.Cached), 10)
+		buf = append(buf, " of "...)
+		buf = strconv.AppendInt(buf, int64(first.Tokens), 10)
+		buf = append(buf, " tokens cached"...)
+		if first.Wait > 0 {
+			buf = append(buf, " and a wait of "...)
+			buf = seconds(buf, first.Wait)
+		}
+		if len(order) > 1 {
+			next := &e[order[1]]
+			if next.TTFT <= first.TTFT {
+				buf = append(buf, "; it won a tie with "...)
+			} else {
+				buf = append(buf, "; next is "...)
+			}
+			buf = append(buf, next.Worker...)
+			buf = append(buf, " in "...)
+			buf = seconds(buf, next.TTFT)
+		}
+	case LeastRequests:
+		buf = append(buf, " has the fewest requests in flight: "...)
+		buf = strconv.AppendInt(buf, int64(first.InFlight), 10)
+	case RoundRobin:
+		buf = append(buf, " is next in turn"...)
+	case Connection:
+		buf = append(buf, " is the worker of this connection"...)
+	default:
+		buf = append(buf, " was picked at random"...)
+	}
+	return string(buf)
+}
+
+func seconds(buf []byte, d time.Duration) []byte {
+	buf = strconv.AppendFloat(buf, d.Seconds(), 'f', 3, 64)
+	return append(buf, " s"...)
+}

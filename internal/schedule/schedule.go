@@ -1,0 +1,339 @@
+package schedule
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/kinference/kinference/internal/kvhash"
+)
+
+// Settings configures a Scheduler. The zero value is ready for production.
+type Settings struct {
+	// Policy is one of Policies(); empty means PredictedTTFT.
+	Policy string
+	// Seed drives the random policies and nothing else.
+	Seed uint64
+	// Speeds are the priors by accelerator class, merged over DefaultSpeeds;
+	// the class "" stands for every class that is not listed.
+	Speeds map[string]Speed
+	// TimeScale is how many times faster than real hardware the fleet runs;
+	// 0 means 1. Only time-scaled simulated fleets set it.
+	TimeScale float64
+	// Lease is how long a request stays in the ledger without a report; 0
+	// means 30 minutes, the longest that a stream may take.
+	Lease time.Duration
+	// Fresh is the age up to which a load sample is used; 0 means 2 s.
+	Fresh time.Duration
+	// Grace is how long a finished prompt still counts as cached, because
+	// KV events may be late; 0 means 2 s.
+	Grace time.Duration
+	// MaxInFlight bounds the ledger; the longest silent request makes room.
+	// 0 means 100,000.
+	MaxInFlight int
+}
+
+// Request is what all candidates of one decision have in common.
+type Request struct {
+	// ID names the request in later reports. A request without ID is not
+	// booked. An ID that is booked already replaces the older booking.
+	ID     string
+	Tenant string
+	Model  string
+	// Connection names the client's connection, for the Connection policy.
+	Connection string
+	// MaxTokens limits the output; 0 means no limit.
+	MaxTokens int
+}
+
+// Candidate is a worker that could serve the request, with the prompt as that
+// worker's profile sees it.
+type Candidate struct {
+	// Worker is <uid>/<rank>.
+	Worker  string
+	Profile string
+	// Tokens is the length of the prompt.
+	Tokens int
+	// BlockSize is in tokens; 0 when unknown, and then Hashes are ignored.
+	BlockSize int
+	// Hashes of the prompt's full blocks. The ledger keeps the slice until
+	// the request is done: do not change it afterwards.
+	Hashes []kvhash.Hash
+	// GPUTokens and CPUTokens are the leading tokens in the worker's GPU
+	// memory, and in its GPU or CPU memory.
+	GPUTokens, CPUTokens int
+	Load                 Load
+	// Class is the accelerator class, which selects the prior speed.
+	Class string
+	// TotalBlocks is the size of the worker's KV cache; 0 when unknown.
+	TotalBlocks int
+}
+
+// Load is a scraped sample of an engine's gauges.
+type Load struct {
+	Running, Waiting float64
+	// KVUsage is the share of KV blocks that running requests use.
+	KVUsage float64
+	// Age of the sample at the time of the decision.
+	Age time.Duration
+	// Known is false when there has never been a sample.
+	Known bool
+}
+
+// Estimate is what the scheduler thinks of one candidate.
+type Estimate struct {
+	Worker, Profile string
+	// Tokens is the prompt's length, Matched the part of it in the worker's
+	// cache by its events, Anticipated what requests on their way add to
+	// that, Fetched the part to be read from CPU memory.
+	Tokens, Matched, Anticipated, Fetched int
+	// Cached is the number of tokens that the prediction does not prefill:
+	// the three above times the learned reuse ratio.
+	Cached int
+	// TTFT = Wait + Prefill.
+	TTFT, Wait, Prefill time.Duration
+	// InFlight counts the worker's requests in the ledger.
+	InFlight int
+	// Others counts requests that the engine reports and the ledger does
+	// not know: those of other routers and clients.
+	Others float64
+	// Slowness is the learned factor on the class's prior speed.
+	Slowness float64
+	Load     Load
+
+	// Seconds of model time, for ranking and booking.
+	ttft, wait, prefill, work, cold float64
+	w                               *worker
+	c                               *Candidate
+}
+
+// Decision is the outcome of Decide.
+type Decision struct {
+	// Order holds indices into the candidates, best first.
+	Order []int
+	// Estimates has one element per candidate, in the order of candidates.
+	Estimates []Estimate
+	// Policy is the name of the policy that ranked.
+	Policy string
+	// Reason says in one sentence why the first is first.
+	Reason string
+}
+
+// Outcome is how a request ended. Token counts are -1 when unknown.
+type Outcome struct {
+	OK                                       bool
+	PromptTokens, CachedTokens, OutputTokens int
+}
+
+// Scheduler decides and keeps the ledger. Use New.
+type Scheduler struct {
+	speeds      map[string]Speed
+	scale       float64
+	lease       float64
+	fresh       float64
+	grace       float64
+	maxInFlight int
+
+	mu      sync.Mutex
+	policy  Policy
+	rng     *rand.Rand
+	base    time.Time // origin of model time, set by the first call
+	started bool
+	ledger
+}
+
+// New returns a Scheduler with an empty ledger. It fails for a policy that is
+// not in Policies() and for a negative time scale.
+func New(set Settings) (*Scheduler, error) {
+	p, err := newPolicy(set.Policy)
+	if err != nil {
+		return nil, err
+	}
+	if set.TimeScale < 0 {
+		return nil, fmt.Errorf("time scale %v is negative", set.TimeScale)
+	}
+	s := &Scheduler{
+		speeds:      mergeSpeeds(set.Speeds),
+		scale:       or(set.TimeScale, 1),
+		lease:       or(set.Lease, 30*time.Minute).Seconds(),
+		fresh:       or(set.Fresh, 2*time.Second).Seconds(),
+		grace:       or(set.Grace, 2*time.Second).Seconds(),
+		maxInFlight: or(set.MaxInFlight, 100_000),
+		policy:      p,
+		rng:         rand.New(rand.NewPCG(set.Seed, 0x6b696e)),
+		ledger:      newLedger(),
+	}
+	return s, nil
+}
+
+// Decide ranks the candidates, books the request at the first one and
+// explains. Without candidates the decision is empty and nothing is booked.
+// now must not go backwards by more than the jitter between callers.
+func (s *Scheduler) Decide(now time.Time, r Request, c []Candidate) Decision {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.clock(now)
+	s.expire(t)
+	s.remove(t, s.entries[r.ID])
+	d := Decision{Policy: s.policy.Name()}
+	if len(c) == 0 {
+		d.Reason = "no candidate"
+		return d
+	}
+	d.Estimates = make([]Estimate, len(c))
+	for i := range c {
+		s.estimate(t, &r, &c[i], &d.Estimates[i])
+	}
+	d.Order = make([]int, len(c))
+	for i := range d.Order {
+		d.Order[i] = i
+	}
+	s.policy.Rank(d.Order, &r, d.Estimates, s.rng)
+	d.Reason = reason(d.Policy, d.Order, d.Estimates)
+	if r.ID != "" {
+		s.book(t, &r, &d.Estimates[d.Order[0]])
+	}
+	for i := range d.Estimates {
+		d.Estimates[i].w, d.Estimates[i].c = nil, nil
+	}
+	return d
+}
+
+// Moved books a request at another worker after its first one failed it.
+// What the new worker holds of the prompt is known from the ledger only.
+func (s *Scheduler) Moved(now time.Time, id, worker string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.clock(now)
+	e := s.entries[id]
+	if e == nil || e.w.name == worker {
+		return
+	}
+	class := e.w.class
+	s.remove(t, e)
+	c := Candidate{Worker: worker, Tokens: e.tokens, BlockSize: e.blockSize, Hashes: e.hashes, Class: class}
+	if w := s.workers[worker]; w != nil {
+		c.Class = w.class
+	}
+	r := Request{ID: id, MaxTokens: e.maxTokens}
+	var est Estimate
+	s.estimate(t, &r, &c, &est)
+	s.book(t, &r, &est)
+}
+
+// FirstToken notes that the request's first token arrived ttft after it was
+// sent to the worker, learns the worker's speed from that, and returns what
+// had been predicted. ok is false for a request that is unknown or had its
+// first token already.
+func (s *Scheduler) FirstToken(now time.Time, id string, ttft time.Duration) (predicted time.Duration, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.clock(now)
+	e := s.entries[id]
+	if e == nil || e.first > 0 {
+		return 0, false
+	}
+	s.firstToken(t, e, ttft.Seconds()*s.scale)
+	return s.duration(e.ttft), true
+}
+
+// Done takes the request out of the ledger and learns from its outcome.
+// Unknown requests are ignored.
+func (s *Scheduler) Done(now time.Time, id string, o Outcome) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.clock(now)
+	s.expire(t)
+	if e := s.entries[id]; e != nil {
+		s.learnOutcome(e, o)
+		s.remove(t, e)
+	}
+}
+
+// Restarted says that the worker's engine process is a new one: its cache is
+// empty, whatever was routed there before.
+func (s *Scheduler) Restarted(worker string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w := s.workers[worker]; w != nil {
+		w.restarted()
+	}
+}
+
+// Forget drops what was learned about a worker that is gone for good. Its
+// requests in flight stay in the ledger until they are done.
+func (s *Scheduler) Forget(worker string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w := s.workers[worker]; w != nil {
+		w.restarted()
+		w.learned = learned{}
+		w.forgotten = true
+		s.release(w)
+	}
+}
+
+// InFlight returns how many requests are booked at the worker.
+func (s *Scheduler) InFlight(worker string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w := s.workers[worker]; w != nil {
+		return w.inFlight()
+	}
+	return 0
+}
+
+// Status is what the scheduler has learned about one worker.
+type Status struct {
+	Worker   string
+	InFlight int
+	// Slowness is the factor on the prior speed of the worker's class, from
+	// Samples first tokens.
+	Slowness float64
+	Samples  int
+	// Reuse is the ratio of the tokens that the engine reported as cached to
+	// those that were predicted.
+	Reuse float64
+}
+
+// Workers returns the status of every known worker, in no order.
+func (s *Scheduler) Workers() []Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]Status, 0, len(s.workers))
+	for _, w := range s.workers {
+		out = append(out, Status{w.name, w.inFlight(), s.slowness(w), w.samples, w.reuse()})
+	}
+	return out
+}
+
+// Totals returns the number of requests in flight, and how many left the
+// ledger so far because nothing was heard of them.
+func (s *Scheduler) Totals() (inFlight, expired int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.entries), s.expired
+}
+
+// clock converts to seconds of model time since the first call. They start at
+// 1 so that 0 can mean "not yet".
+func (s *Scheduler) clock(now time.Time) float64 {
+	if !s.started {
+		s.base, s.started = now, true
+	}
+	return 1 + now.Sub(s.base).Seconds()*s.scale
+}
+
+// duration converts seconds of model time to the caller's time.
+func (s *Scheduler) duration(t float64) time.Duration {
+	return time.Duration(t / s.scale * float64(time.Second))
+}
+
+func or[T comparable](v, def T) T {
+	var zero T
+	if v == zero {
+		return def
+	}
+	return v
+}

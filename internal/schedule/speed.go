@@ -1,0 +1,156 @@
+package schedule
+
+import (
+	"maps"
+	"math"
+)
+
+// Speed is the cost model of an engine that prefills in chunks beside its
+// running decodes. A step of n prefill tokens at context c with B decoding
+// sequences of C tokens in all takes
+//
+//	max(W, (n+B)*A) + n*(c+n/2)*Q + Ovh + B*S + C*K
+//
+// seconds. Only the relation between the constants must be about right:
+// calibration scales them to the model and hardware in use.
+type Speed struct {
+	// W is the time to read the weights once: the least that a step takes.
+	W float64
+	// A is the time per token for the matrix products, and Q the time per
+	// token and token of context for attention.
+	A, Q float64
+	// Ovh is the fixed cost of a step.
+	Ovh float64
+	// S is what one decoding sequence adds to a step, K what each token of
+	// its context adds.
+	S, K float64
+	// Fetch is the time per token to bring KV blocks from CPU memory.
+	Fetch float64
+	// Chunk is the number of prefill tokens in one step.
+	Chunk int
+	// Latency is the part of the TTFT that is not the engine's: HTTP,
+	// tokenisation, queues in the API server. It is not calibrated.
+	Latency float64
+}
+
+// DefaultSpeeds returns the priors by accelerator class. They hold for a 27B
+// model in FP8: l40s is the fit of the design study (routing.md section 1),
+// the others follow from it by memory bandwidth and peak arithmetic.
+func DefaultSpeeds() map[string]Speed {
+	l40s := Speed{W: 36.8e-3, A: 3.0e-4, Q: 1.62e-9, Ovh: 1.7e-3, S: 0.45e-3, K: 1.0e-7,
+		Fetch: 3.3e-6, Chunk: 2048, Latency: 30e-3}
+	return map[string]Speed{
+		"":     l40s,
+		"l40s": l40s,
+		"a100": {W: 31e-3, A: 3.3e-4, Q: 1.5e-9, Ovh: 1.7e-3, S: 0.18e-3, K: 0.4e-7, Fetch: 2.8e-6, Chunk: 8192, Latency: 30e-3},
+		"h100": {W: 9.5e-3, A: 0.8e-4, Q: 0.6e-9, Ovh: 1.7e-3, S: 0.11e-3, K: 0.25e-7, Fetch: 1.6e-6, Chunk: 8192, Latency: 30e-3},
+		"h200": {W: 6.6e-3, A: 0.8e-4, Q: 0.6e-9, Ovh: 1.7e-3, S: 0.08e-3, K: 0.17e-7, Fetch: 1.6e-6, Chunk: 8192, Latency: 30e-3},
+	}
+}
+
+func mergeSpeeds(over map[string]Speed) map[string]Speed {
+	m := DefaultSpeeds()
+	maps.Copy(m, over)
+	return m
+}
+
+// work is the time that an engine spends on tokens [cached, total) of a
+// prompt while b sequences with ctx tokens decode: what the requests behind
+// it wait for.
+func (p *Speed) work(cached, total int, b, ctx float64) float64 {
+	u := float64(total - cached)
+	if u <= 0 {
+		return 0
+	}
+	steps := math.Ceil(u / float64(p.chunk()))
+	return u*p.A + u*(float64(cached)+u/2)*p.Q + steps*(p.Ovh+b*p.S+ctx*p.K)
+}
+
+// prefill is work plus what the floor W adds to the last step. Requests with
+// few uncached tokens share that step, so it is not in work.
+func (p *Speed) prefill(cached, total int, b, ctx float64) float64 {
+	u := total - cached
+	last := u % p.chunk()
+	if u <= 0 || last == 0 {
+		return p.work(cached, total, b, ctx)
+	}
+	return p.work(cached, total, b, ctx) + max(0, p.W-(float64(last)+b)*p.A)
+}
+
+// decodeStep is the time of a step in which only decodes run.
+func (p *Speed) decodeStep(b, ctx float64) float64 {
+	return max(p.W, b*p.A) + p.Ovh + b*p.S + ctx*p.K
+}
+
+func (p *Speed) chunk() int { return max(p.Chunk, 1) }
+
+// learned is what calibration knows about a worker or a class.
+type learned struct {
+	logS    float64 // log of the slowness
+	samples int
+	waste   float64 // 1 - reuse ratio, so that the zero value is right
+	hits    int     // samples in waste
+}
+
+// Calibration constants, from routing2.md section 2 where not noted.
+const (
+	maxClip  = 0.7  // most that one sample can say, in log units
+	minGain  = 0.05 // of a sample, once many were seen
+	minS     = 0.25
+	maxS     = 4
+	maxWait  = 0.050 // s; a sample with a longer predicted wait says little about speed
+	blend    = 4     // samples until a worker's own speed outweighs its class's
+	sameS    = 0.05  // log units; closer to the class than this is noise (own choice)
+	reuseMin = 0.9   // above this the missing hits are evictions, not a broken cache (own choice)
+)
+
+// add moves the slowness towards a sample and returns the change.
+func (l *learned) add(logS float64) float64 {
+	gain := max(minGain, 1/float64(l.samples+3))
+	was := l.logS
+	l.logS += gain * clamp(logS-l.logS, -maxClip, maxClip)
+	l.logS = clamp(l.logS, math.Log(minS), math.Log(maxS))
+	l.samples++
+	return l.logS - was
+}
+
+// addHits takes a sample of the engine's reported cached tokens.
+func (l *learned) addHits(predicted, reported int) {
+	if predicted <= 0 || reported < 0 {
+		return
+	}
+	gain := max(minGain, 1/float64(l.hits+10))
+	waste := 1 - min(1, float64(reported)/float64(predicted))
+	l.waste += gain * (waste - l.waste)
+	l.hits++
+}
+
+// reuse is the share of predicted hits to count on.
+func (l *learned) reuse() float64 {
+	if r := 1 - l.waste; r < reuseMin {
+		return r
+	}
+	return 1
+}
+
+// slowness of a worker. A worker with few samples is taken to be like its
+// class: otherwise, where the prior is too slow, the first worker to be
+// sampled would look fast and get all of the traffic.
+func (s *Scheduler) slowness(w *worker) float64 {
+	return math.Exp(s.logSlowness(w))
+}
+
+func (s *Scheduler) logSlowness(w *worker) float64 {
+	class := s.classes[w.class]
+	if class == nil {
+		return w.logS
+	}
+	own := float64(w.samples) / float64(w.samples+blend)
+	l := own*w.logS + (1-own)*class.logS
+	if math.Abs(l-class.logS) < sameS {
+		return class.logS
+	}
+	return l
+}
+
+func clamp(v, lo, hi float64) float64 { return min(max(v, lo), hi) }
