@@ -1,0 +1,69 @@
+# Kinference. `make help` lists the targets.
+SHELL := /bin/bash
+export CGO_ENABLED ?= 1
+MODULES := proto api internal services/accounting services/classifier services/ingress services/kvtracker services/limiter services/router cmd test
+SERVICES := ingress router kvtracker limiter classifier accounting
+TOOLS := bin/.tools
+
+.PHONY: help build demo dev test test-go interop bench bench-quick fuzz generate lint check tidy clean
+
+help: ## List the targets.
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## Build all binaries into bin/.
+	@mkdir -p bin
+	CGO_ENABLED=0 go build -o bin/ ./cmd/kinference ./cmd/kinfctl ./cmd/fleetsim $(foreach s,$(SERVICES),./services/$(s)/cmd/$(s))
+	CGO_ENABLED=0 go build -o bin/kinbench ./test/bench/cmd/bench
+
+demo: ## Run the demo: three simulated workers, before and after; writes out/demo.json.
+	@mkdir -p bin out
+	@CGO_ENABLED=0 go build -o bin/ ./cmd/kinference
+	bin/kinference demo --out out
+
+dev: build ## Serve the sample resources in front of a simulated fleet, until interrupted.
+	scripts/dev.sh
+
+test: ## Install what the tests need, then run all of them (what CI runs).
+	scripts/test.sh
+
+test-go: ## Run the Go tests only, with what is installed.
+	go vet work
+	go test -race work
+
+interop: ## Regenerate and compare what other implementations say (Node, libzmq).
+	scripts/interop.sh
+
+bench: build ## Run all benchmarks and rewrite docs/benchmarks.
+	bin/kinbench full --docs docs/benchmarks --out out
+
+bench-quick: build ## Write out/bench.json in at most a minute.
+	@mkdir -p out
+	bin/kinbench quick --out out
+
+fuzz: ## Run every fuzz target for FUZZTIME (default 60s).
+	scripts/fuzz.sh $(or $(FUZZTIME),60s)
+
+generate: $(TOOLS) ## Regenerate the code of proto/.
+	bin/buf generate
+
+lint: $(TOOLS) bin/golangci-lint ## Lint Go and proto.
+	bin/buf lint
+	bin/buf breaking --against proto/baseline.binpb
+	bin/golangci-lint run $$(go list -m -f '{{.Dir}}/...')
+
+check: generate tidy lint test ## Everything that must hold before a change lands, and a clean tree.
+	git diff --exit-code
+
+tidy: ## Tidy every module.
+	go work sync
+	for m in $(MODULES); do (cd $$m && GOWORK=off go mod tidy) || exit 1; done
+
+clean: ## Remove what was built.
+	rm -rf bin out
+
+$(TOOLS): tools/go.mod tools/buf/go.mod
+	scripts/tools.sh
+	@touch $@
+
+bin/golangci-lint: tools/lint/go.mod
+	GOBIN=$(CURDIR)/bin GOWORK=off go -C tools/lint install tool

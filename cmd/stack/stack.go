@@ -1,0 +1,292 @@
+// Package stack runs all services in one process: for laptops, tests and the
+// demo. It is wiring only. Every service runs the same code as its own binary
+// and talks to the others over real Connect and a real NATS server on
+// loopback ports.
+package stack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kinference/kinference/internal/daemon"
+	"github.com/kinference/kinference/internal/natsd"
+	"github.com/kinference/kinference/services/accounting"
+	"github.com/kinference/kinference/services/classifier"
+	"github.com/kinference/kinference/services/ingress"
+	"github.com/kinference/kinference/services/kvtracker"
+	"github.com/kinference/kinference/services/limiter"
+	"github.com/kinference/kinference/services/router"
+)
+
+// Options of a stack. ConfigDir is required.
+type Options struct {
+	// ConfigDir is the folder of resources (YAML).
+	ConfigDir string
+	// DataDir keeps JetStream's files; empty: a temporary folder that is
+	// removed when the stack stops.
+	DataDir string
+	// NATSURL names an existing NATS server; empty: an embedded one.
+	NATSURL string
+	// Listen is the address of the public endpoint; empty: a free loopback port.
+	Listen string
+	// AdminListen is the address of the admin port; empty: a free loopback port.
+	AdminListen string
+	// Policy of the router; empty: its default.
+	Policy string
+	// Seed makes the router's random choices repeatable.
+	Seed uint64
+
+	// Output receives the log; nil discards it.
+	Output       io.Writer
+	LogFormat    string
+	LogLevel     slog.Level
+	DrainTimeout time.Duration
+	// Spans receives finished spans; nil: as the OTEL_* variables say.
+	Spans daemon.SpanExporter
+}
+
+// Stack is a running set of services. Its methods are safe for concurrent use.
+type Stack struct {
+	shell   *daemon.Shell
+	ctx     context.Context
+	cancel  context.CancelFunc
+	failed  chan error
+	tempDir string
+
+	mu    sync.Mutex
+	parts map[string]*part
+	order []string // of starting; stopped in reverse
+	nats  *natsd.Server
+	opts  natsd.Options
+	addrs map[string]string
+	url   string // of NATS
+}
+
+// part is one component that can be stopped and started again.
+type part struct {
+	run  func(ctx context.Context, l net.Listener) error
+	addr string // empty: the part has no port
+	stop func() error
+}
+
+// Start starts everything and returns at once; WaitReady tells when the stack
+// can serve. The services live until Stop, whatever becomes of ctx.
+func Start(ctx context.Context, o Options) (*Stack, error) {
+	shell, err := daemon.NewShell(ctx, daemon.Settings{Output: o.Output, LogFormat: o.LogFormat, LogLevel: o.LogLevel, DrainTimeout: o.DrainTimeout, Spans: o.Spans})
+	if err != nil {
+		return nil, err
+	}
+	s := &Stack{shell: shell, failed: make(chan error, 8), parts: map[string]*part{}, addrs: map[string]string{}, url: o.NATSURL}
+	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	if err := s.start(o); err != nil {
+		s.Stop()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *Stack) start(o Options) error {
+	if s.url == "" {
+		if o.DataDir == "" {
+			dir, err := os.MkdirTemp("", "kinference-")
+			if err != nil {
+				return fmt.Errorf("make data folder: %w", err)
+			}
+			s.tempDir, o.DataDir = dir, dir
+		}
+		s.opts = natsd.Options{Dir: o.DataDir}
+		srv, err := natsd.Start(s.opts)
+		if err != nil {
+			return err
+		}
+		s.nats, s.url = srv, srv.URL()
+	}
+
+	// All ports are opened first, so that each service knows its peers.
+	listeners := map[string]net.Listener{}
+	for name, addr := range map[string]string{"ingress": o.Listen, "admin": o.AdminListen,
+		"router": "", "kvtracker": "", "limiter": "", "classifier": "", "accounting": ""} {
+		if addr == "" {
+			addr = "127.0.0.1:0"
+		}
+		l, err := net.Listen("tcp", addr)
+		if err != nil {
+			for _, open := range listeners {
+				open.Close()
+			}
+			return fmt.Errorf("open port of %s: %w", name, err)
+		}
+		listeners[name] = l
+		s.addrs[name] = l.Addr().String()
+	}
+	go s.shell.ServeAdmin(listeners["admin"])
+
+	natsURL, routerURL, trackerURL := s.url, s.RouterURL(), s.KVTrackerURL()
+	for _, p := range []struct {
+		name string
+		run  func(ctx context.Context, l net.Listener) error
+	}{
+		{"kvtracker", func(ctx context.Context, l net.Listener) error {
+			return (&kvtracker.Service{Config: kvtracker.Config{Mode: kvtracker.ModeTracker, Listener: l, NATSURL: natsURL}}).Run(ctx)
+		}},
+		{"router", func(ctx context.Context, l net.Listener) error {
+			return (&router.Service{Config: router.Config{Listener: l, ConfigDir: o.ConfigDir, KVTrackerURL: trackerURL, Policy: o.Policy, Seed: o.Seed}}).Run(ctx)
+		}},
+		{"relay", func(ctx context.Context, _ net.Listener) error {
+			return (&kvtracker.Service{Config: kvtracker.Config{Mode: kvtracker.ModeRelay, NATSURL: natsURL, RouterURL: routerURL}}).Run(ctx)
+		}},
+		{"limiter", func(ctx context.Context, l net.Listener) error {
+			return (&limiter.Service{Config: limiter.Config{Listener: l}}).Run(ctx)
+		}},
+		{"classifier", func(ctx context.Context, l net.Listener) error {
+			return (&classifier.Service{Config: classifier.Config{Listener: l}}).Run(ctx)
+		}},
+		{"accounting", func(ctx context.Context, l net.Listener) error {
+			return (&accounting.Service{Config: accounting.Config{Listener: l}}).Run(ctx)
+		}},
+		{"ingress", func(ctx context.Context, l net.Listener) error {
+			return (&ingress.Service{Config: ingress.Config{Listener: l, RouterURL: routerURL}}).Run(ctx)
+		}},
+	} {
+		s.parts[p.name] = &part{run: p.run, addr: s.addrs[p.name]}
+		s.order = append(s.order, p.name)
+		s.launch(p.name, listeners[p.name])
+	}
+	return nil
+}
+
+// launch starts a part; the caller holds mu or is the only user.
+func (s *Stack) launch(name string, l net.Listener) {
+	p := s.parts[name]
+	ctx, cancel := context.WithCancel(s.shell.Context(s.ctx, name))
+	g := new(errgroup.Group)
+	g.Go(func() error {
+		err := p.run(ctx, l)
+		if err != nil && ctx.Err() == nil {
+			err = fmt.Errorf("%s: %w", name, err)
+			select {
+			case s.failed <- err:
+			default: // the first failures tell enough
+			}
+			return err
+		}
+		return nil
+	})
+	p.stop = func() error { cancel(); return g.Wait() }
+}
+
+// URL is the base URL of the public endpoint.
+func (s *Stack) URL() string { return "http://" + s.addrs["ingress"] }
+
+// RouterURL is the base URL of the router's RPC port.
+func (s *Stack) RouterURL() string { return "http://" + s.addrs["router"] }
+
+// KVTrackerURL is the base URL of the tracker's RPC port.
+func (s *Stack) KVTrackerURL() string { return "http://" + s.addrs["kvtracker"] }
+
+// AdminURL is the base URL of the admin port.
+func (s *Stack) AdminURL() string { return "http://" + s.addrs["admin"] }
+
+// NATSURL is the address of the NATS server.
+func (s *Stack) NATSURL() string { return s.url }
+
+// Failed delivers the error of a service that ended by itself.
+func (s *Stack) Failed() <-chan error { return s.failed }
+
+// WaitReady blocks until all services are ready, one fails or ctx is done.
+func (s *Stack) WaitReady(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case err := <-s.failed:
+			cancel(err)
+		case <-ctx.Done():
+		}
+	}()
+	if err := s.shell.WaitReady(ctx); err != nil {
+		if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, ctx.Err()) {
+			return cause
+		}
+		return err
+	}
+	return nil
+}
+
+// Restart stops one service (kvtracker, router, relay, limiter, classifier,
+// accounting, ingress) or the embedded server (nats) and starts it again at
+// the same address. It returns once the new one runs, not when it is ready.
+func (s *Stack) Restart(name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if name == "nats" {
+		return s.restartNATS()
+	}
+	p := s.parts[name]
+	if p == nil {
+		return fmt.Errorf("restart %s: no such service", name)
+	}
+	if err := p.stop(); err != nil {
+		return fmt.Errorf("restart %s: %w", name, err)
+	}
+	var l net.Listener
+	if p.addr != "" {
+		var err error
+		if l, err = net.Listen("tcp", p.addr); err != nil {
+			return fmt.Errorf("restart %s: %w", name, err)
+		}
+	}
+	s.launch(name, l)
+	return nil
+}
+
+func (s *Stack) restartNATS() error {
+	if s.nats == nil {
+		return errors.New("restart nats: the server is not embedded")
+	}
+	_, port, err := net.SplitHostPort(s.url[len("nats://"):])
+	if err != nil {
+		return fmt.Errorf("restart nats: %w", err)
+	}
+	if _, err := fmt.Sscan(port, &s.opts.Port); err != nil {
+		return fmt.Errorf("restart nats: %w", err)
+	}
+	s.nats.Stop()
+	s.nats, err = natsd.Start(s.opts)
+	if err != nil {
+		s.nats = nil
+		return fmt.Errorf("restart nats: %w", err)
+	}
+	return nil
+}
+
+// Stop drains and stops everything, clients' side first: ingress finishes its
+// streams while the others still answer it.
+func (s *Stack) Stop() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var errs []error
+	for i := len(s.order) - 1; i >= 0; i-- {
+		errs = append(errs, s.parts[s.order[i]].stop())
+	}
+	s.order = nil
+	s.cancel()
+	if s.nats != nil {
+		s.nats.Stop()
+		s.nats = nil
+	}
+	s.shell.Close()
+	if s.tempDir != "" {
+		errs = append(errs, os.RemoveAll(s.tempDir))
+	}
+	return errors.Join(errs...)
+}

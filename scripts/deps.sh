@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Installs what the tests use besides Go: a C compiler (race detector), libzmq
+# and Node.js (independent peers), and the real tokenizers. Idempotent.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+missing=()
+command -v gcc >/dev/null || missing+=(gcc libc6-dev)
+command -v make >/dev/null || missing+=(make)
+[ -e /usr/include/zmq.h ] || missing+=(libzmq3-dev)
+command -v npm >/dev/null || missing+=(nodejs npm)
+if [ ${#missing[@]} -gt 0 ]; then
+  if [ "$(id -u)" != 0 ]; then
+    echo "please install: ${missing[*]}" >&2
+    exit 1
+  fi
+  apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+fi
+scripts/fetch-tokenizers.sh
+(cd test/interop/openai && [ node_modules -nt package-lock.json ] || (cd test/interop/openai && npm ci --silent --no-audit --no-fund && touch node_modules))
