@@ -55,7 +55,7 @@ func mix(a, b uint64) uint64 {
 	return hi ^ lo
 }
 
-func (h randomHasher) Root() Digest { return wide(uint64(h)) }
+func (h randomHasher) Root() Digest { return wide(mix(uint64(h)^mixB, mixA)) }
 
 func (h randomHasher) Next(parent Digest, tokens []uint32, extra []vllm.ExtraKey) Digest {
 	x := parent.Wire() ^ uint64(h)

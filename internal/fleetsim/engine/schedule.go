@@ -323,7 +323,11 @@ func (e *Engine) storeSide(s *sequence, from, to int) {
 		if w := e.p.Groups[g+1].SlidingWindow; w > 0 {
 			keep = e.blocksFor(w)
 		}
-		old, held := s.side[g], span{max(0, to-keep), to}
+		old := s.side[g]
+		if old.to == 0 {
+			old = span{from, from} // what was hit is not held here
+		}
+		held := span{max(old.from, to-keep), to}
 		s.side[g] = held
 		if !e.cfg.OnEvents {
 			continue
