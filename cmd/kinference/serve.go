@@ -1,0 +1,55 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kinference/kinference/cmd/stack"
+	"github.com/kinference/kinference/internal/daemon"
+)
+
+func serveCommand() *cobra.Command {
+	var o stack.Options
+	var level string
+	cmd := &cobra.Command{
+		Use:   "serve --config DIR",
+		Short: "Serve an OpenAI endpoint in front of the workers that DIR describes",
+		Long: `Serve an OpenAI endpoint in front of vLLM workers that run already.
+
+DIR holds InferenceWorkerSet and InferencePool resources in YAML; changes are
+picked up while serving, and a broken file keeps the last good state.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.LogLevel.UnmarshalText([]byte(level)); err != nil {
+				return fmt.Errorf("log-level: %w", err)
+			}
+			o.Output = cmd.ErrOrStderr()
+			s, err := stack.Start(cmd.Context(), o)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "endpoint %s/v1\nadmin    %s\nrouter   %s\n", s.URL(), s.AdminURL(), s.RouterURL())
+			select {
+			case err = <-s.Failed():
+			case <-cmd.Context().Done():
+			}
+			if stopErr := s.Stop(); err == nil {
+				err = stopErr
+			}
+			return err
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.ConfigDir, "config", "", "folder of resources (required)")
+	f.StringVar(&o.Listen, "listen", "127.0.0.1:8080", "address of the public endpoint")
+	f.StringVar(&o.AdminListen, "admin-listen", "127.0.0.1:9990", "address of /livez, /readyz and /metrics")
+	f.StringVar(&o.DataDir, "data", "", "folder for JetStream's files; empty: temporary")
+	f.StringVar(&o.NATSURL, "nats-url", "", "existing NATS server; empty: embedded")
+	f.StringVar(&o.Policy, "policy", "", "scheduling policy: predictedttft (default), leastrequests, roundrobin, connection or random")
+	f.StringVar(&level, "log-level", "info", "debug, info, warn or error")
+	f.StringVar(&o.LogFormat, "log-format", "text", "json or text")
+	f.DurationVar(&o.DrainTimeout, "drain-timeout", daemon.DefaultDrainTimeout, "time for requests to finish after a stop signal")
+	_ = cmd.MarkFlagRequired("config")
+	return cmd
+}
