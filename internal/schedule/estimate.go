@@ -10,16 +10,15 @@ import (
 const noPages = 60
 
 func (s *Scheduler) speed(class string) *Speed {
-	p, ok := s.speeds[class]
-	if !ok {
-		p = s.speeds[""]
+	if p := s.speeds[class]; p != nil {
+		return p
 	}
-	return &p
+	return s.speeds[""]
 }
 
 // estimate predicts the TTFT of r at c.
 func (s *Scheduler) estimate(t float64, r *Request, c *Candidate, est *Estimate) {
-	w := s.worker(c.Worker, c.Class)
+	w := s.worker(c)
 	speed := s.speed(c.Class)
 	slow := s.slowness(w)
 	*est = Estimate{
@@ -65,11 +64,12 @@ func (s *Scheduler) estimate(t float64, r *Request, c *Candidate, est *Estimate)
 	fetch := float64(est.Fetched) * speed.Fetch
 	est.prefill = speed.prefill(est.Cached, est.Tokens, b, ctx) + fetch
 	est.work = (speed.work(est.Cached, est.Tokens, b, ctx) + fetch) * slow
-	if wait == 0 && b > 0 { // the decode step under way is half through
-		wait = speed.decodeStep(b, ctx) * slow / 2
-	}
 	if fresh && c.TotalBlocks > 0 && c.BlockSize > 0 {
 		wait = max(wait, s.pagesWait(t, w, c, speed, slow, b, ctx))
+	}
+	est.queued = wait
+	if wait == 0 && b > 0 { // the decode step under way is half through
+		wait = speed.decodeStep(b, ctx) * slow / 2
 	}
 	est.wait, est.cold = wait, w.coldNow(t)
 	prefill := est.prefill*slow + speed.Latency

@@ -13,9 +13,9 @@ import (
 type ledger struct {
 	entries map[string]*entry
 	workers map[string]*worker
-	// classes hold the calibration that workers of a class have in common;
-	// there are as many as candidates name.
-	classes map[string]*learned
+	// groups hold the calibration that equal workers have in common; there
+	// are as many as candidates name.
+	groups map[string]*learned
 	// silent orders the entries by when they were last heard of.
 	silent  *list.List
 	expired int
@@ -27,7 +27,7 @@ func newLedger() ledger {
 	return ledger{
 		entries: map[string]*entry{},
 		workers: map[string]*worker{},
-		classes: map[string]*learned{},
+		groups:  map[string]*learned{},
 		silent:  list.New(),
 		output:  256, // until outputs were seen (routing2.md section 2)
 	}
@@ -36,6 +36,7 @@ func newLedger() ledger {
 // entry is one booked request.
 type entry struct {
 	id        string
+	group     string
 	w         *worker
 	hashes    []kvhash.Hash
 	blockSize int
@@ -48,7 +49,7 @@ type entry struct {
 	work                 float64 // prefill time that those behind wait for
 	due                  float64 // when the first token is predicted
 	ttft, wait, prefill  float64 // prediction, prefill without slowness
-	logS                 float64 // slowness in the prediction
+	queued               float64 // the part of wait that is not the current step
 	nudge                float64 // what the first token changed in w.logS
 	element              *list.Element
 }
@@ -57,6 +58,7 @@ type entry struct {
 type worker struct {
 	name  string
 	class string
+	group *learned
 	learned
 
 	// waiting have no first token yet, oldest first; running do.
@@ -93,20 +95,21 @@ const (
 	// maxRecent bounds worker.recent: enough for 2 s at 250 requests/s.
 	maxRecent = 512
 	// coldHalf is the half-life of worker.cold in seconds.
-	coldHalf = 60
+	coldHalf = 600
 )
 
 func (w *worker) inFlight() int { return len(w.waiting) + len(w.running) }
 
 // worker returns the state for a candidate, creating it when new.
-func (s *Scheduler) worker(name, class string) *worker {
-	w := s.workers[name]
+func (s *Scheduler) worker(c *Candidate) *worker {
+	w := s.workers[c.Worker]
 	if w == nil {
-		w = &worker{name: name, class: class}
-		s.workers[name] = w
-		if s.classes[class] == nil {
-			s.classes[class] = &learned{}
+		group := or(c.Group, c.Class)
+		if s.groups[group] == nil {
+			s.groups[group] = &learned{}
 		}
+		w = &worker{name: c.Worker, class: c.Class, group: s.groups[group]}
+		s.workers[c.Worker] = w
 	}
 	w.forgotten = false
 	return w
@@ -126,12 +129,11 @@ func (s *Scheduler) book(t float64, r *Request, est *Estimate) {
 		s.remove(t, s.silent.Front().Value.(*entry))
 	}
 	w, c := est.w, est.c
-	logS := s.logSlowness(w)
 	e := &entry{
-		id: r.ID, w: w, hashes: c.Hashes, blockSize: c.BlockSize, maxTokens: r.MaxTokens,
+		id: r.ID, group: c.Group, w: w, hashes: c.Hashes, blockSize: c.BlockSize, maxTokens: r.MaxTokens,
 		tokens: c.Tokens, hit: est.Matched + est.Anticipated + est.Fetched, cached: est.Cached,
 		routed: t, heard: t, work: est.work, due: t + est.ttft,
-		ttft: est.ttft, wait: est.wait, prefill: est.prefill, logS: logS,
+		ttft: est.ttft, wait: est.wait, queued: est.queued, prefill: est.prefill,
 	}
 	e.element = s.silent.PushBack(e)
 	s.entries[e.id] = e
@@ -156,14 +158,13 @@ func (s *Scheduler) firstToken(t float64, e *entry, ttft float64) {
 	w.leaveQueue(t, e)
 	w.running = append(w.running, e)
 	w.context += float64(e.tokens)
-	if w.forgotten || e.wait > maxWait || e.prefill <= 0 {
+	if w.forgotten || e.queued > maxWait || e.prefill <= 0 {
 		return
 	}
 	speed := s.speed(w.class)
 	seen := max(ttft-speed.Latency-e.wait, e.prefill/100)
 	sample := math.Log(seen / e.prefill) // log of slowness
-	e.nudge = w.add(clamp(sample, e.logS-maxClip, e.logS+maxClip))
-	s.classes[w.class].add(sample)
+	e.nudge = w.learnSpeed(sample)
 }
 
 // learnOutcome learns from what the engine reported at the end.

@@ -66,6 +66,10 @@ type Candidate struct {
 	Load                 Load
 	// Class is the accelerator class, which selects the prior speed.
 	Class string
+	// Group names the workers that are alike in model and hardware, for
+	// instance their worker set, and so share what is learned about speed;
+	// empty means all of the class.
+	Group string
 	// TotalBlocks is the size of the worker's KV cache; 0 when unknown.
 	TotalBlocks int
 }
@@ -103,9 +107,9 @@ type Estimate struct {
 	Load     Load
 
 	// Seconds of model time, for ranking and booking.
-	ttft, wait, prefill, work, cold float64
-	w                               *worker
-	c                               *Candidate
+	ttft, wait, queued, prefill, work, cold float64
+	w                                       *worker
+	c                                       *Candidate
 }
 
 // Decision is the outcome of Decide.
@@ -128,7 +132,7 @@ type Outcome struct {
 
 // Scheduler decides and keeps the ledger. Use New.
 type Scheduler struct {
-	speeds      map[string]Speed
+	speeds      map[string]*Speed
 	scale       float64
 	lease       float64
 	fresh       float64
@@ -210,9 +214,9 @@ func (s *Scheduler) Moved(now time.Time, id, worker string) {
 	if e == nil || e.w.name == worker {
 		return
 	}
-	class := e.w.class
 	s.remove(t, e)
-	c := Candidate{Worker: worker, Tokens: e.tokens, BlockSize: e.blockSize, Hashes: e.hashes, Class: class}
+	// A worker that is not known yet is most likely of the same set.
+	c := Candidate{Worker: worker, Tokens: e.tokens, BlockSize: e.blockSize, Hashes: e.hashes, Class: e.w.class, Group: e.group}
 	if w := s.workers[worker]; w != nil {
 		c.Class = w.class
 	}

@@ -48,9 +48,13 @@ func DefaultSpeeds() map[string]Speed {
 	}
 }
 
-func mergeSpeeds(over map[string]Speed) map[string]Speed {
-	m := DefaultSpeeds()
-	maps.Copy(m, over)
+func mergeSpeeds(over map[string]Speed) map[string]*Speed {
+	all := DefaultSpeeds()
+	maps.Copy(all, over)
+	m := make(map[string]*Speed, len(all))
+	for class, p := range all {
+		m[class] = &p
+	}
 	return m
 }
 
@@ -84,7 +88,7 @@ func (p *Speed) decodeStep(b, ctx float64) float64 {
 
 func (p *Speed) chunk() int { return max(p.Chunk, 1) }
 
-// learned is what calibration knows about a worker or a class.
+// learned is what calibration knows about a worker or a group of them.
 type learned struct {
 	logS    float64 // log of the slowness
 	samples int
@@ -99,8 +103,9 @@ const (
 	minS     = 0.25
 	maxS     = 4
 	maxWait  = 0.050 // s; a sample with a longer predicted wait says little about speed
-	blend    = 4     // samples until a worker's own speed outweighs its class's
-	sameS    = 0.05  // log units; closer to the class than this is noise (own choice)
+	warm     = 16    // samples that teach a group before any teaches a worker (own choice)
+	blend    = 4     // samples until a worker's own speed outweighs its group's (own choice)
+	sameS    = 0.05  // log units; closer to the group than this is noise (own choice)
 	reuseMin = 0.9   // above this the missing hits are evictions, not a broken cache (own choice)
 )
 
@@ -133,24 +138,35 @@ func (l *learned) reuse() float64 {
 	return 1
 }
 
-// slowness of a worker. A worker with few samples is taken to be like its
-// class: otherwise, where the prior is too slow, the first worker to be
-// sampled would look fast and get all of the traffic.
+// slowness is the factor on the prior speed of the worker's class.
 func (s *Scheduler) slowness(w *worker) float64 {
 	return math.Exp(s.logSlowness(w))
 }
 
+// logSlowness takes a worker with few samples to be like its group: otherwise,
+// where the prior is too slow, the first worker to be sampled would look fast
+// and get all of the traffic.
 func (s *Scheduler) logSlowness(w *worker) float64 {
-	class := s.classes[w.class]
-	if class == nil {
-		return w.logS
-	}
 	own := float64(w.samples) / float64(w.samples+blend)
-	l := own*w.logS + (1-own)*class.logS
-	if math.Abs(l-class.logS) < sameS {
-		return class.logS
+	dev := own * (w.logS - w.group.logS)
+	if math.Abs(dev) < sameS {
+		dev = 0
 	}
-	return l
+	return w.group.logS + dev
+}
+
+// learnSpeed takes the observed slowness of a prefill as a sample. The first
+// ones teach only the group: what a worker learned while the group was still
+// far off would set it apart from workers that were sampled later.
+func (w *worker) learnSpeed(logS float64) (change float64) {
+	if w.group.samples >= warm {
+		if w.samples == 0 {
+			w.logS = w.group.logS
+		}
+		change = w.add(logS)
+	}
+	w.group.add(logS)
+	return change
 }
 
 func clamp(v, lo, hi float64) float64 { return min(max(v, lo), hi) }
