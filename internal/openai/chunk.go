@@ -53,7 +53,10 @@ func (c *Chunk) Parse(text []byte) error {
 			}
 		}
 	}
-	c.choices.Elements(func(Value) bool { c.HasChoices = true; return false })
+	for range c.choices.Elements() {
+		c.HasChoices = true
+		break
+	}
 	return nil
 }
 
@@ -65,12 +68,12 @@ func (c *Chunk) Object() *Object { return &c.obj }
 // without any text. A chunk that just opens the message with its role has
 // none.
 func (c *Chunk) Content() bool {
-	found := false
-	c.choices.Elements(func(choice Value) bool {
-		found = c.content(choice)
-		return !found
-	})
-	return found
+	for choice := range c.choices.Elements() {
+		if c.content(choice) {
+			return true
+		}
+	}
+	return false
 }
 
 func (c *Chunk) content(choice Value) bool {

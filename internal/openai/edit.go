@@ -2,6 +2,7 @@ package openai
 
 import (
 	"errors"
+	"math"
 	"strconv"
 )
 
@@ -133,7 +134,7 @@ func merge(old Value, name string, changes []Change) (value []byte, remove bool,
 		return nil, false, errors.New(strconv.Quote(name) + " is not an object")
 	}
 	var o Object
-	if err := o.Parse(old.Raw, maxNumber); err != nil {
+	if err := o.Parse(old.Raw, math.MaxInt); err != nil {
 		return nil, false, err
 	}
 	value, err = o.Apply(nil, inner...)

@@ -3,6 +3,7 @@ package openai
 import (
 	"encoding/binary"
 	"fmt"
+	"iter"
 	"math"
 	"math/bits"
 	"strconv"
@@ -172,22 +173,24 @@ func (o *Object) find(name string) int {
 	return -1
 }
 
-// Elements calls visit for each element of an array that was part of a parsed
-// text, until visit returns false.
-func (v Value) Elements(visit func(Value) bool) {
-	if v.Kind != Array {
-		return
-	}
-	s := scanner{text: v.Raw, depth: math.MaxInt}
-	for i := s.space(1); i < len(v.Raw) && v.Raw[i] != ']'; i = s.space(i) {
-		start := i
-		kind := kindOf(v.Raw[i])
-		i = s.value(i, 0)
-		if s.err != nil || !visit(Value{Raw: v.Raw[start:i:i], Offset: v.Offset + start, Kind: kind}) {
+// Elements are the elements of an array that was part of a parsed text; none
+// if the value is something else.
+func (v Value) Elements() iter.Seq[Value] {
+	return func(yield func(Value) bool) {
+		if v.Kind != Array {
 			return
 		}
-		if i = s.space(i); i < len(v.Raw) && v.Raw[i] == ',' {
-			i++
+		s := scanner{text: v.Raw, depth: math.MaxInt, trusted: true}
+		for i := s.space(1); i < len(v.Raw) && v.Raw[i] != ']'; i = s.space(i) {
+			start := i
+			kind := kindOf(v.Raw[i])
+			i = s.value(i, 0)
+			if s.err != nil || !yield(Value{Raw: v.Raw[start:i:i], Offset: v.Offset + start, Kind: kind}) {
+				return
+			}
+			if i = s.space(i); i < len(v.Raw) && v.Raw[i] == ',' {
+				i++
+			}
 		}
 	}
 }
@@ -198,7 +201,9 @@ type scanner struct {
 	depth int
 	keys  []member
 	top   *[]member // members of the outermost object
-	err   *SyntaxError
+	// The text was scanned before: keys need no second look.
+	trusted bool
+	err     *SyntaxError
 }
 
 func (s *scanner) fail(at int, reason string) int {
@@ -316,7 +321,7 @@ func (s *scanner) object(i, level int) int {
 			break
 		}
 		key := member{name: i + 1, nameEnd: end - 1, escaped: escaped}
-		if s.repeated(base, key, &seen) {
+		if !s.trusted && s.repeated(base, key, &seen) {
 			return s.fail(i, "repeated key")
 		}
 		i = s.space(end)
@@ -327,7 +332,9 @@ func (s *scanner) object(i, level int) int {
 		if key.start < len(s.text) {
 			key.kind = kindOf(s.text[key.start])
 		}
-		s.keys = append(s.keys, key)
+		if !s.trusted {
+			s.keys = append(s.keys, key)
+		}
 		key.end = s.value(key.start, level)
 		if level == 1 && s.top != nil && s.err == nil {
 			*s.top = append(*s.top, key)

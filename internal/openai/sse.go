@@ -51,6 +51,7 @@ type Reader struct {
 	typ   span
 }
 
+// span is a place in the block being scanned, counted from its start.
 type span struct{ from, to int }
 
 // NewReader returns a Reader of src. Events over max bytes are an error.
@@ -157,8 +158,6 @@ func (r *Reader) compact() {
 	r.start = 0
 	r.line -= d
 	r.scan -= d
-	r.data.from, r.data.to = r.data.from-d, r.data.to-d
-	r.typ.from, r.typ.to = r.typ.from-d, r.typ.to-d
 }
 
 // lineEnd finds the CR or LF that ends the current line, -1 if it has not
@@ -198,18 +197,18 @@ func (r *Reader) parse(from, to int) bool {
 			value++
 		}
 	}
-	at := span{from + value, to}
+	at := span{from + value - r.start, to - r.start}
 	switch string(line[:name]) {
 	case "data":
 		switch r.lines++; r.lines {
 		case 1:
 			r.data = at
 		case 2:
-			r.join = append(r.join[:0], r.buf[r.data.from:r.data.to]...)
+			r.join = append(r.join[:0], r.at(r.data)...)
 			fallthrough
 		default:
 			r.join = append(r.join, '\n')
-			r.join = append(r.join, r.buf[at.from:at.to]...)
+			r.join = append(r.join, r.at(at)...)
 		}
 	case "event":
 		r.typ = at
@@ -217,12 +216,16 @@ func (r *Reader) parse(from, to int) bool {
 	return false
 }
 
+func (r *Reader) at(s span) []byte {
+	return r.buf[r.start+s.from : r.start+s.to : r.start+s.to]
+}
+
 func (r *Reader) emit(end int, cut bool) Event {
-	e := Event{Raw: r.buf[r.start:end:end], Type: r.buf[r.typ.from:r.typ.to:r.typ.to], Cut: cut}
+	e := Event{Raw: r.buf[r.start:end:end], Type: r.at(r.typ), Cut: cut}
 	switch r.lines {
 	case 0:
 	case 1:
-		e.Data = r.buf[r.data.from:r.data.to:r.data.to]
+		e.Data = r.at(r.data)
 	default:
 		e.Data = r.join
 	}
