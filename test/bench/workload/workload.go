@@ -36,6 +36,11 @@ type Scenario struct {
 	OutputTokens int
 	// Streams is the number of requests in flight at any time.
 	Streams int
+	// Ramp is the time in seconds within which the streams start, each at a
+	// random moment: GuideLLM's --rampup. Streams that start together, with
+	// prompts and answers of one length, would stay in lockstep for ever, which
+	// flatters round robin and hurts everyone's tail.
+	Ramp float64
 	// Warm requests fill caches first and are not measured; Count are.
 	Warm, Count int
 }
@@ -45,15 +50,15 @@ type Scenario struct {
 // no routing can gain anything on it and none may lose; the "hi" and "over"
 // forms load the fleet to 3.5 and 12 times of it.
 var scenarios = []Scenario{
-	{Name: "S0", Title: "control: nothing shared", FirstTokens: 20300, Turns: 1, OutputTokens: 210, Streams: 8, Warm: 24, Count: 300},
-	{Name: "S0s", Title: "control: short prompts", FirstTokens: 1500, Turns: 1, OutputTokens: 210, Streams: 8, Warm: 24, Count: 300},
-	{Name: "S1", Title: "shared prefix", Prefixes: 12, PrefixTokens: 20000, FirstTokens: 300, Turns: 1, OutputTokens: 210, Streams: 8, Warm: 100, Count: 500},
-	{Name: "S2", Title: "multi-turn", FirstTokens: 3000, Turns: 12, TurnTokens: 1200, OutputTokens: 160, Streams: 12, Warm: 144, Count: 600},
-	{Name: "S1cap", Title: "shared prefix, short answers", Prefixes: 12, PrefixTokens: 20000, FirstTokens: 300, Turns: 1, OutputTokens: 64, Streams: 8, Warm: 100, Count: 400},
-	{Name: "S2cap", Title: "multi-turn, short answers", FirstTokens: 3000, Turns: 12, TurnTokens: 1200, OutputTokens: 64, Streams: 12, Warm: 144, Count: 400},
-	{Name: "S1hi", Title: "shared prefix, 3.5 times the load", Prefixes: 12, PrefixTokens: 20000, FirstTokens: 300, Turns: 1, OutputTokens: 210, Streams: 28, Warm: 100, Count: 500},
-	{Name: "S1over", Title: "shared prefix, overload", Prefixes: 12, PrefixTokens: 20000, FirstTokens: 300, Turns: 1, OutputTokens: 210, Streams: 96, Warm: 192, Count: 600},
-	{Name: "S2hi", Title: "multi-turn, KV cache full", FirstTokens: 3000, Turns: 12, TurnTokens: 1200, OutputTokens: 160, Streams: 30, Warm: 180, Count: 600},
+	{Name: "S0", Title: "control: nothing shared", FirstTokens: 20300, Turns: 1, OutputTokens: 210, Streams: 8, Ramp: 10, Warm: 24, Count: 300},
+	{Name: "S0s", Title: "control: short prompts", FirstTokens: 1500, Turns: 1, OutputTokens: 210, Streams: 8, Ramp: 10, Warm: 24, Count: 300},
+	{Name: "S1", Title: "shared prefix", Prefixes: 12, PrefixTokens: 20000, FirstTokens: 300, Turns: 1, OutputTokens: 210, Streams: 8, Ramp: 10, Warm: 100, Count: 500},
+	{Name: "S2", Title: "multi-turn", FirstTokens: 3000, Turns: 12, TurnTokens: 1200, OutputTokens: 160, Streams: 12, Ramp: 10, Warm: 144, Count: 600},
+	{Name: "S1cap", Title: "shared prefix, short answers", Prefixes: 12, PrefixTokens: 20000, FirstTokens: 300, Turns: 1, OutputTokens: 64, Streams: 8, Ramp: 10, Warm: 100, Count: 400},
+	{Name: "S2cap", Title: "multi-turn, short answers", FirstTokens: 3000, Turns: 12, TurnTokens: 1200, OutputTokens: 64, Streams: 12, Ramp: 10, Warm: 144, Count: 400},
+	{Name: "S1hi", Title: "shared prefix, 3.5 times the load", Prefixes: 12, PrefixTokens: 20000, FirstTokens: 300, Turns: 1, OutputTokens: 210, Streams: 28, Ramp: 10, Warm: 100, Count: 500},
+	{Name: "S1over", Title: "shared prefix, overload", Prefixes: 12, PrefixTokens: 20000, FirstTokens: 300, Turns: 1, OutputTokens: 210, Streams: 96, Ramp: 10, Warm: 192, Count: 600},
+	{Name: "S2hi", Title: "multi-turn, KV cache full", FirstTokens: 3000, Turns: 12, TurnTokens: 1200, OutputTokens: 160, Streams: 30, Ramp: 10, Warm: 180, Count: 600},
 }
 
 // Scenarios lists the built-in scenarios; the slice is the caller's own.
@@ -126,6 +131,7 @@ func New(s Scenario, seed uint64, vocab []uint32) *Generator {
 const (
 	streamPrefix = iota + 1
 	streamConversation
+	streamStart
 )
 
 func (g *Generator) rand(kind, index int) *rand.Rand {
@@ -209,6 +215,11 @@ type stream struct {
 // Loop starts the scenario from its first request.
 func (g *Generator) Loop() *Loop {
 	return &Loop{gen: g, streams: make([]stream, max(g.Scenario.Streams, 1))}
+}
+
+// Start is when a stream sends its first request, in seconds.
+func (l *Loop) Start(streamIndex int) float64 {
+	return l.gen.rand(streamStart, streamIndex).Float64() * l.gen.Scenario.Ramp
 }
 
 // Next is the request that a stream sends now: the next turn of its

@@ -8,7 +8,7 @@ import (
 )
 
 // small is a scenario that has everything: prefixes, turns, several streams.
-var small = Scenario{Name: "t", Prefixes: 2, PrefixTokens: 10, FirstTokens: 4, Turns: 3, TurnTokens: 2, OutputTokens: 3, Streams: 2, Warm: 2, Count: 8}
+var small = Scenario{Name: "t", Prefixes: 2, PrefixTokens: 10, FirstTokens: 4, Turns: 3, TurnTokens: 2, OutputTokens: 3, Streams: 2, Ramp: 4, Warm: 2, Count: 8}
 
 func drain(l *Loop, order []int) []*Request {
 	var out []*Request
@@ -81,6 +81,14 @@ func TestLoopAnswered(t *testing.T) {
 		t.Error("the given answer is not part of the next prompt")
 	}
 	l.Answered(1, []uint32{1}) // a stream that has sent nothing: ignored
+}
+
+func TestStart(t *testing.T) {
+	l := New(small, 1, nil).Loop()
+	a, b := l.Start(0), l.Start(1)
+	if a == b || min(a, b) < 0 || max(a, b) >= small.Ramp {
+		t.Errorf("streams start at %v and %v, want different times within %v s", a, b, small.Ramp)
+	}
 }
 
 func TestPrefixes(t *testing.T) {

@@ -1,0 +1,143 @@
+// Package stats turns the samples of a run into the figures that are
+// published, in one way for virtual-time and wall-clock runs.
+//
+// All functions are pure and safe for concurrent use.
+package stats
+
+import (
+	"math"
+	"slices"
+)
+
+// Sample is one request as its client saw it. Times are seconds of simulated
+// time, lengths are tokens.
+type Sample struct {
+	Index, Turn, Worker int
+	// Measured is false for the warm-up.
+	Measured bool
+	Failed   bool
+	// Sent is when the client sent it, from the run's start.
+	Sent, TTFT, E2E        float64
+	Prompt, Output, Cached int
+	// Matched is what the router knew to be in the chosen worker's cache,
+	// Possible what was in it when the choice was made; -1 when unknown.
+	Matched, Possible int
+	// Predicted is the predicted TTFT.
+	Predicted float64
+}
+
+// Run is what one run measured.
+type Run struct {
+	Samples []Sample // in order of completion
+}
+
+// Summary holds the published metrics of one run, or their means over seeds.
+type Summary struct {
+	TTFT50, TTFT90, TTFT99, TTFTMean float64
+	E2E50, E2E99                     float64
+	// RPS is the rate of completions while all streams were busy: from the end
+	// of the warm-up to the last send, so that neither filling nor draining
+	// counts.
+	RPS float64
+	// Hit is the share of prompt tokens that came from a cache.
+	Hit      float64
+	Requests int
+	Failed   int
+}
+
+// Summarise computes a run's metrics over its measured requests.
+func (r Run) Summarise() Summary {
+	var s Summary
+	var ttft, e2e []float64
+	var prompt, cached, lastSent float64
+	warm := 0.0
+	for _, x := range r.Samples {
+		lastSent = max(lastSent, x.Sent)
+		if !x.Measured {
+			warm = max(warm, x.Sent)
+		}
+	}
+	completed := 0
+	for _, x := range r.Samples {
+		if end := x.Sent + x.E2E; !x.Failed && end > warm && end <= lastSent {
+			completed++
+		}
+		if !x.Measured {
+			continue
+		}
+		s.Requests++
+		if x.Failed {
+			s.Failed++
+			continue
+		}
+		ttft, e2e = append(ttft, x.TTFT), append(e2e, x.E2E)
+		prompt += float64(x.Prompt)
+		cached += float64(x.Cached)
+	}
+	slices.Sort(ttft)
+	slices.Sort(e2e)
+	s.TTFT50, s.TTFT90, s.TTFT99 = Quantile(ttft, .5), Quantile(ttft, .9), Quantile(ttft, .99)
+	s.TTFTMean = Mean(ttft)
+	s.E2E50, s.E2E99 = Quantile(e2e, .5), Quantile(e2e, .99)
+	if lastSent > warm {
+		s.RPS = float64(completed) / (lastSent - warm)
+	}
+	if prompt > 0 {
+		s.Hit = cached / prompt
+	}
+	return s
+}
+
+// Average is the mean of each metric over runs; the counts are summed.
+func Average(runs []Summary) Summary {
+	mean := func(f func(Summary) float64) float64 {
+		var v []float64
+		for _, r := range runs {
+			v = append(v, f(r))
+		}
+		return Mean(v)
+	}
+	s := Summary{
+		TTFT50: mean(func(s Summary) float64 { return s.TTFT50 }), TTFT90: mean(func(s Summary) float64 { return s.TTFT90 }),
+		TTFT99: mean(func(s Summary) float64 { return s.TTFT99 }), TTFTMean: mean(func(s Summary) float64 { return s.TTFTMean }),
+		E2E50: mean(func(s Summary) float64 { return s.E2E50 }), E2E99: mean(func(s Summary) float64 { return s.E2E99 }),
+		RPS: mean(func(s Summary) float64 { return s.RPS }), Hit: mean(func(s Summary) float64 { return s.Hit }),
+	}
+	for _, r := range runs {
+		s.Requests += r.Requests
+		s.Failed += r.Failed
+	}
+	return s
+}
+
+// Quantile interpolates between the values of a sorted slice; NaN when empty.
+func Quantile(sorted []float64, q float64) float64 {
+	if len(sorted) == 0 {
+		return math.NaN()
+	}
+	at := q * float64(len(sorted)-1)
+	i := int(at)
+	if i+1 >= len(sorted) {
+		return sorted[len(sorted)-1]
+	}
+	return sorted[i] + (at-float64(i))*(sorted[i+1]-sorted[i])
+}
+
+// Mean is NaN when there is nothing.
+func Mean(v []float64) float64 {
+	if len(v) == 0 {
+		return math.NaN()
+	}
+	sum := 0.0
+	for _, x := range v {
+		sum += x
+	}
+	return sum / float64(len(v))
+}
+
+// Median is that of v in any order; v is not changed. NaN when empty.
+func Median(v []float64) float64 {
+	v = slices.Clone(v)
+	slices.Sort(v)
+	return Quantile(v, .5)
+}

@@ -1,0 +1,45 @@
+package stats
+
+import (
+	"math"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestQuantile(t *testing.T) {
+	v := []float64{1, 2, 3, 4, 5}
+	for q, want := range map[float64]float64{0: 1, .5: 3, .9: 4.6, 1: 5, .125: 1.5} {
+		if got := Quantile(v, q); math.Abs(got-want) > 1e-12 {
+			t.Errorf("Quantile(%v) = %v, want %v", q, got, want)
+		}
+	}
+	if !math.IsNaN(Quantile(nil, .5)) || !math.IsNaN(Mean(nil)) || !math.IsNaN(Median(nil)) {
+		t.Error("nothing must give NaN")
+	}
+	unsorted := []float64{3, 1, 2}
+	if got := Median(unsorted); got != 2 || unsorted[0] != 3 {
+		t.Errorf("Median = %v, input now %v", got, unsorted)
+	}
+}
+
+func TestSummarise(t *testing.T) {
+	// One request per second is sent and takes two seconds; the first two warm up.
+	var r Run
+	for i := range 12 {
+		r.Samples = append(r.Samples, Sample{Index: i, Measured: i >= 2, Sent: float64(i), TTFT: .5, E2E: 2, Prompt: 100, Cached: 25})
+	}
+	r.Samples[5].Failed = true
+	got := r.Summarise()
+	want := Summary{TTFT50: .5, TTFT90: .5, TTFT99: .5, TTFTMean: .5, E2E50: 2, E2E99: 2, RPS: .9, Hit: .25, Requests: 10, Failed: 1}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("Summarise (-want +got):\n%s", diff)
+	}
+	if got := (Run{}).Summarise(); got.Requests != 0 || got.RPS != 0 || !math.IsNaN(got.TTFT50) {
+		t.Errorf("empty run: %+v", got)
+	}
+	avg := Average([]Summary{{TTFT50: 1, RPS: 2, Requests: 3}, {TTFT50: 3, RPS: 4, Requests: 5, Failed: 1}})
+	if avg.TTFT50 != 2 || avg.RPS != 3 || avg.Requests != 8 || avg.Failed != 1 {
+		t.Errorf("Average = %+v", avg)
+	}
+}
