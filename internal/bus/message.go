@@ -37,6 +37,7 @@ const (
 	headerLast   = "Kin-Last"
 	headerEpoch  = "Kin-Epoch"
 	headerReason = "Kin-Reason"
+	headerDigest = "Kin-Digest"
 )
 
 // Bounds of a KV message. The server's own limit (1 MB unless configured) is
@@ -45,7 +46,7 @@ const (
 	maxData     = 8 << 20
 	maxPayloads = 1 << 14
 	maxEpoch    = 64
-	maxReason   = 32
+	maxReason   = 32 // also of a digest
 )
 
 // KVMessage is one message on the stream KV_EVENTS.
@@ -64,6 +65,11 @@ type KVMessage struct {
 	// Reason says why (clear and suspend): a constant word such as "gap",
 	// "restart", "reset", "gone". Up to 32 bytes of the same characters.
 	Reason string
+	// Digest names the engine's own bytes of the batch Last, or, in other kinds,
+	// of the batch before First. A relay that starts compares it with what the
+	// engine replays, to tell whether it is still the same process. Empty when
+	// there is no such batch; up to 32 bytes of the same characters.
+	Digest string
 }
 
 // Overhead is what each payload costs in a message beside its own bytes.
@@ -76,6 +82,9 @@ func (m *KVMessage) Validate() error {
 	}
 	if m.Reason != "" && !token(m.Reason, maxReason) {
 		return errors.New("reason is too long or has odd characters")
+	}
+	if m.Digest != "" && !token(m.Digest, maxReason) {
+		return errors.New("digest is too long or has odd characters")
 	}
 	switch m.Kind {
 	case KindBatch:
@@ -127,6 +136,9 @@ func (m *KVMessage) Encode(w Worker) (*nats.Msg, error) {
 	if m.Reason != "" {
 		h[headerReason] = []string{m.Reason}
 	}
+	if m.Digest != "" {
+		h[headerDigest] = []string{m.Digest}
+	}
 	if m.Kind == KindBatch {
 		// The range takes part because a relay that was restarted may cut the
 		// same events in other pieces.
@@ -160,6 +172,7 @@ func (m *KVMessage) decode(h nats.Header, data []byte) error {
 	m.Kind = Kind(header(h, headerKind))
 	m.Epoch = header(h, headerEpoch)
 	m.Reason = header(h, headerReason)
+	m.Digest = header(h, headerDigest)
 	var err error
 	if m.First, err = strconv.ParseUint(header(h, headerFirst), 10, 64); err != nil {
 		return errors.New("first sequence number is not a number")

@@ -24,7 +24,7 @@ func TestMessages(t *testing.T) {
 		{"three payloads, one empty", bus.KVMessage{Kind: bus.KindBatch, Epoch: "1:2.3_4-5", First: 7, Last: 9,
 			Payloads: [][]byte{bytes.Repeat([]byte("y"), 300), {}, {0}}}, "demo.sim.demo=2Esim=2Ea.1/1:2.3_4-5/7-9"},
 		{"clear", bus.KVMessage{Kind: bus.KindClear, Epoch: "e", First: 4, Last: 4, Reason: "gap"}, ""},
-		{"suspend", bus.KVMessage{Kind: bus.KindSuspend, Epoch: "e", Reason: "disconnected"}, ""},
+		{"suspend", bus.KVMessage{Kind: bus.KindSuspend, Epoch: "e", Reason: "disconnected", Digest: "00ff"}, ""},
 		{"resume", bus.KVMessage{Kind: bus.KindResume, Epoch: "e", First: 1 << 63, Last: 1 << 63}, ""},
 	}
 	for _, tt := range tests {
@@ -58,6 +58,7 @@ func TestBadMessagesAreNotSent(t *testing.T) {
 		"no epoch":         {Kind: bus.KindBatch, Payloads: one},
 		"long epoch":       {Kind: bus.KindBatch, Epoch: strings.Repeat("e", 65), Payloads: one},
 		"header injection": {Kind: bus.KindBatch, Epoch: "e\r\nX: y", Payloads: one},
+		"bad digest":       {Kind: bus.KindClear, Epoch: "e", Digest: "a b"},
 		"bad reason":       {Kind: bus.KindClear, Epoch: "e", Reason: "because of this"},
 		"no payload":       {Kind: bus.KindBatch, Epoch: "e"},
 		"range and count":  {Kind: bus.KindBatch, Epoch: "e", First: 1, Last: 2, Payloads: one},
