@@ -1,0 +1,120 @@
+// Package catalog keeps ingress' copy of the router's catalog.
+//
+// Watch follows the stream and hands out an immutable View per version, so a
+// request sees one state from beginning to end. When the router goes away the
+// last View stays in use and Watch connects again. Views may be read by any
+// number of goroutines.
+package catalog
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
+)
+
+// View is one version of the catalog.
+type View struct {
+	Version uint64
+	Models  []*Model // by name
+	byName  map[string]*Model
+}
+
+// Model is a name that clients may ask for.
+type Model struct {
+	Name        string
+	Root        string // the model behind an alias or adapter
+	Adapter     bool   // Name stands for a LoRA adapter of Root
+	MaxModelLen int    // tokens, 0 while unknown
+	Profiles    []*Profile
+}
+
+// Profile is one way of turning a request into blocks; see the proto.
+type Profile struct {
+	ID            string
+	UpstreamModel string
+	LoRA          string
+	TokenizerPath string
+	PassTokenIDs  bool
+	BlockSize     int      // tokens, 0 while unknown
+	MaxModelLen   int      // tokens, 0 while unknown
+	Workers       []string // base URLs of the workers of its set
+}
+
+// Model returns the model with this name, nil if there is none.
+func (v *View) Model(name string) *Model { return v.byName[name] }
+
+// New makes a View of a catalog. Profiles that a model names and the catalog
+// lacks are left out.
+func New(c *routerv1.Catalog) *View {
+	workers := map[string][]string{}
+	for _, w := range c.GetWorkers() {
+		workers[w.GetWorkerSet()] = append(workers[w.GetWorkerSet()], strings.TrimRight(w.GetUrl(), "/"))
+	}
+	profiles := make(map[string]*Profile, len(c.GetProfiles()))
+	for _, p := range c.GetProfiles() {
+		profiles[p.GetId()] = &Profile{
+			ID: p.GetId(), UpstreamModel: p.GetUpstreamModel(), LoRA: p.GetLora(), TokenizerPath: p.GetTokenizerPath(), PassTokenIDs: p.GetPassTokenIds(),
+			BlockSize: int(p.GetBlockSize()), MaxModelLen: int(p.GetMaxModelLen()), Workers: workers[p.GetWorkerSet()],
+		}
+	}
+	v := &View{Version: c.GetVersion(), byName: make(map[string]*Model, len(c.GetModels()))}
+	for _, m := range c.GetModels() {
+		model := &Model{Name: m.GetName(), Root: m.GetRoot(), MaxModelLen: int(m.GetMaxModelLen())}
+		for _, id := range m.GetProfiles() {
+			if p := profiles[id]; p != nil {
+				model.Profiles = append(model.Profiles, p)
+				model.Adapter = model.Adapter || p.LoRA != ""
+			}
+		}
+		v.byName[model.Name] = model
+		v.Models = append(v.Models, model)
+	}
+	slices.SortFunc(v.Models, func(a, b *Model) int { return strings.Compare(a.Name, b.Name) })
+	return v
+}
+
+// Client is the part of the router's client that Watch needs.
+type Client interface {
+	WatchCatalog(context.Context, *routerv1.WatchCatalogRequest) (*connect.ServerStreamForClient[routerv1.WatchCatalogResponse], error)
+}
+
+// Watch calls update with each catalog that arrives until ctx is done. It
+// connects again after a failure, with a delay that grows to a few seconds.
+func Watch(ctx context.Context, log *slog.Logger, client Client, update func(*View)) {
+	const least, most = 50 * time.Millisecond, 3 * time.Second
+	for delay := least; ctx.Err() == nil; {
+		began := time.Now()
+		err := follow(ctx, client, update)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > most {
+			delay = least
+		}
+		log.Warn("catalog stream ended", "err", err, "retry_in", delay)
+		select {
+		case <-ctx.Done():
+		case <-time.After(delay/2 + rand.N(delay)):
+		}
+		delay = min(2*delay, most)
+	}
+}
+
+func follow(ctx context.Context, client Client, update func(*View)) error {
+	stream, err := client.WatchCatalog(ctx, &routerv1.WatchCatalogRequest{})
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	for stream.Receive() {
+		update(New(stream.Msg().GetCatalog()))
+	}
+	return stream.Err()
+}

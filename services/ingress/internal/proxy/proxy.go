@@ -1,0 +1,347 @@
+// Package proxy sends one request to one worker and passes the answer on.
+//
+// Do makes a single attempt; the caller decides who is next. Until the first
+// event with content (streams) or the whole answer (others) is here, nothing
+// has been written to the client, so the attempt can be given up without a
+// trace. From then on events are written and flushed as they come, and a
+// failure ends the stream with an error event in the client's dialect. When
+// the client leaves, the worker's connection is closed at once, which makes
+// the engine stop. A Proxy is safe for concurrent use.
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"mime"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/kinference/kinference/internal/openai"
+)
+
+// Settings of a Proxy. All are required.
+type Settings struct {
+	Connect   time.Duration // to open a connection
+	FirstByte time.Duration // of a stream: from sending to the first content
+	Idle      time.Duration // of a stream: between two reads
+	Write     time.Duration // for the client to take what we write
+	KeepAlive time.Duration // of idle connections to workers; below vLLM's 5 s
+	PerHost   int           // idle connections kept for each worker
+	MaxEvent  int           // bytes of one stream event
+	MaxAnswer int64         // bytes of an answer that is no stream
+}
+
+// Proxy talks to workers over HTTP/1.1, the only version that vLLM speaks.
+type Proxy struct {
+	set       Settings
+	transport *http.Transport
+}
+
+// New makes a Proxy.
+func New(s Settings) *Proxy {
+	h1 := new(http.Protocols)
+	h1.SetHTTP1(true)
+	return &Proxy{set: s, transport: &http.Transport{
+		DialContext:            (&net.Dialer{Timeout: s.Connect, KeepAlive: 15 * time.Second}).DialContext,
+		Protocols:              h1,
+		TLSHandshakeTimeout:    s.Connect,
+		MaxIdleConnsPerHost:    s.PerHost,
+		IdleConnTimeout:        s.KeepAlive,
+		DisableCompression:     true,
+		MaxResponseHeaderBytes: 64 << 10,
+	}}
+}
+
+// Close closes idle connections.
+func (p *Proxy) Close() { p.transport.CloseIdleConnections() }
+
+// Transport is the pool of connections to workers, for other calls to them.
+func (p *Proxy) Transport() http.RoundTripper { return p.transport }
+
+// Causes with which the caller ends a request; see context.Cause.
+var (
+	// ErrTotal says that the request took longer than allowed in all.
+	ErrTotal = errors.New("total timeout")
+	// ErrStopping says that this process stops and the time for streams is over.
+	ErrStopping = errors.New("ingress is stopping")
+)
+
+var (
+	errFirstByte = errors.New("no first token in time")
+	errIdle      = errors.New("no further token in time")
+	errLinger    = errors.New("waited for the end of the stream")
+)
+
+// Reason is why an attempt failed; the values are those of the router's Moved
+// report, and Canceled.
+type Reason string
+
+// The reasons. Served means that the attempt did not fail.
+const (
+	Served   Reason = ""
+	Connect  Reason = "connect" // no connection
+	Status   Reason = "status"  // an answer that is none
+	Closed   Reason = "closed"  // the connection ended too early
+	Timeout  Reason = "timeout"
+	Canceled Reason = "canceled" // the client left
+)
+
+// Call is one attempt.
+type Call struct {
+	URL    string // of the worker
+	Path   string
+	Header http.Header // sent as it is
+	Body   []byte
+	Stream bool
+	// Model replaces the model name in the answer, as JSON text.
+	Model []byte
+	// HideUsage removes the chunk that carries usage only: the client did not
+	// ask for it.
+	HideUsage bool
+	// AnswerHeader is added to the header of the client's answer.
+	AnswerHeader http.Header
+	// OnFirst is called when the first content arrives.
+	OnFirst func(sinceSent time.Duration)
+}
+
+// Result tells how an attempt went.
+type Result struct {
+	Reason Reason
+	// Retry says that another worker may do better; never after a commit.
+	Retry bool
+	// Committed says that the client has got a part of the answer.
+	Committed bool
+	// Err is what to tell the client when it has got nothing; nil when the
+	// attempt was served or the client is gone.
+	Err *openai.Error
+	// Cause is the failure for the log; it may name the worker's address.
+	Cause error
+
+	Usage  openai.Usage
+	Chunks int // stream events with content
+	// When things happened; zero if they did not.
+	Sent, FirstContent, FirstWritten, LastContent time.Time
+}
+
+// Do makes the attempt and writes the answer to w unless it fails before.
+func (p *Proxy) Do(ctx context.Context, w http.ResponseWriter, c *Call) Result {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	a := &attempt{p: p, c: c, ctx: ctx, cancel: cancel, r: Result{Usage: openai.NoUsage, Sent: time.Now()}}
+	a.out = writer{w: w, ctl: http.NewResponseController(w), limit: p.set.Write}
+	a.run(w)
+	return a.r
+}
+
+type attempt struct {
+	p      *Proxy
+	c      *Call
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	timer  *time.Timer
+	cause  error // for the timer, set while it is stopped
+	out    writer
+	chunk  openai.Chunk
+	r      Result
+}
+
+func (a *attempt) run(w http.ResponseWriter) {
+	target, err := url.Parse(a.c.URL + a.c.Path)
+	if err != nil {
+		a.fail(Connect, err)
+		return
+	}
+	req := (&http.Request{
+		Method: http.MethodPost, URL: target, Host: target.Host, Header: a.c.Header, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Body: io.NopCloser(bytes.NewReader(a.c.Body)), ContentLength: int64(len(a.c.Body)),
+		GetBody: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(a.c.Body)), nil },
+	}).WithContext(a.ctx)
+	if a.c.Stream {
+		a.arm(a.p.set.FirstByte, errFirstByte)
+		defer func() { a.timer.Stop() }()
+	}
+	resp, err := a.p.transport.RoundTrip(req)
+	if err != nil {
+		reason := Closed
+		if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "dial" {
+			reason = Connect
+		}
+		a.fail(reason, err)
+		return
+	}
+	defer resp.Body.Close()
+	switch kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")); {
+	case resp.StatusCode != http.StatusOK:
+		a.refused(resp)
+	case a.c.Stream && kind == "text/event-stream":
+		a.stream(w, resp)
+	default:
+		a.whole(w, resp)
+	}
+}
+
+// arm starts or restarts the timer that ends the attempt with this cause.
+func (a *attempt) arm(d time.Duration, cause error) {
+	if a.timer != nil {
+		a.timer.Stop()
+		if cause == a.cause {
+			a.timer.Reset(d)
+			return
+		}
+	}
+	a.cause = cause
+	a.timer = time.AfterFunc(d, func() { a.cancel(cause) })
+}
+
+// fail notes that the attempt failed with err, which reason describes unless
+// the request's context tells better.
+func (a *attempt) fail(reason Reason, err error) {
+	a.r.Reason, a.r.Cause, a.r.Retry = reason, err, !a.r.Committed
+	a.r.Err = openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The model server went away before the answer was complete.")
+	if a.ctx.Err() == nil {
+		return
+	}
+	switch cause := context.Cause(a.ctx); cause {
+	case errFirstByte, errIdle:
+		a.r.Reason, a.r.Cause = Timeout, cause
+		a.r.Err = openai.Server(http.StatusGatewayTimeout, openai.CodeTimeout, "The model server did not answer in time.")
+	case ErrTotal:
+		a.r.Reason, a.r.Cause, a.r.Retry = Timeout, cause, false
+		a.r.Err = openai.Server(http.StatusGatewayTimeout, openai.CodeTimeout, "The request took longer than allowed.")
+	case ErrStopping:
+		a.r.Reason, a.r.Cause, a.r.Retry = Closed, cause, false
+		a.r.Err = openai.Overloaded("The gateway is restarting. Send the request again.", time.Second)
+	default:
+		a.r.Reason, a.r.Cause, a.r.Retry, a.r.Err = Canceled, cause, false, nil
+	}
+}
+
+// refused handles an answer other than 200. Faults of the request go to the
+// client; what another worker may do better does not.
+func (a *attempt) refused(resp *http.Response) {
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	if err != nil && a.ctx.Err() != nil {
+		a.fail(Closed, err)
+		return
+	}
+	status := resp.StatusCode
+	a.r.Reason = Status
+	a.r.Cause = errors.New("status " + strconv.Itoa(status))
+	switch {
+	case status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable:
+		a.r.Retry = true
+		a.r.Err = openai.Overloaded("The model servers are busy. Try again later.", retryAfter(resp.Header))
+	case status == http.StatusUnauthorized || status == http.StatusForbidden || status == http.StatusProxyAuthRequired:
+		// The worker refuses us, not the client: its credentials never got there.
+		a.r.Retry = true
+		a.r.Err = openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The model server refused the gateway.")
+	case status >= 400 && status < 500:
+		a.r.Err = openai.FromBody(status, body)
+	default:
+		a.r.Retry = true
+		a.r.Err = openai.FromBody(max(status, http.StatusInternalServerError), body)
+		if status < 500 { // a redirect, say
+			a.r.Err = openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The model server gave no valid answer.")
+		}
+	}
+}
+
+func retryAfter(h http.Header) time.Duration {
+	if s, err := strconv.Atoi(h.Get("Retry-After")); err == nil && s > 0 && s <= 60 {
+		return time.Duration(s) * time.Second
+	}
+	return time.Second
+}
+
+// whole passes on an answer that is no stream. It is read to its end first,
+// so that a client never gets half of one; engines send it in one go anyway.
+func (a *attempt) whole(w http.ResponseWriter, resp *http.Response) {
+	body, err := readAll(resp, a.p.set.MaxAnswer)
+	if err != nil {
+		a.fail(Closed, err)
+		return
+	}
+	if err := a.chunk.Parse(body); err != nil {
+		a.fail(Status, err)
+		a.r.Err = openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The model server gave no valid answer.")
+		return
+	}
+	if a.chunk.Error.Given() { // an error under status 200
+		a.errorEvent()
+		return
+	}
+	a.r.Usage.Merge(a.chunk.Usage)
+	body, _ = a.edit(body)
+	a.r.LastContent = time.Now()
+	h := w.Header()
+	copyHeader(h, resp.Header)
+	copyAll(h, a.c.AnswerHeader)
+	h.Set("Content-Type", "application/json")
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	a.r.Committed = true
+	a.out.write(body)
+	if err := a.out.flush(); err != nil {
+		a.gone(err)
+		return
+	}
+	a.r.FirstWritten = time.Now()
+}
+
+var errTooLarge = errors.New("answer too large")
+
+func readAll(resp *http.Response, limit int64) ([]byte, error) {
+	var b bytes.Buffer
+	if n := resp.ContentLength; n > 0 && n <= limit {
+		b.Grow(int(n) + bytes.MinRead)
+	}
+	if _, err := b.ReadFrom(io.LimitReader(resp.Body, limit+1)); err != nil {
+		return nil, err
+	}
+	if int64(b.Len()) > limit {
+		return nil, errTooLarge
+	}
+	return b.Bytes(), nil
+}
+
+// edit makes a parsed chunk or answer the client's: it gets back the model
+// name that it asked for, and loses an error member that is null, which one
+// SDK takes for a failure. It reports whether anything changed.
+func (a *attempt) edit(text []byte) ([]byte, bool) {
+	var changes [2]openai.Change
+	n := 0
+	if a.chunk.Model.Kind == openai.String && len(a.c.Model) > 0 && !bytes.Equal(a.chunk.Model.Raw, a.c.Model) {
+		changes[n] = openai.Set(a.c.Model, "model")
+		n++
+	}
+	if a.chunk.NullError {
+		changes[n] = openai.Remove("error")
+		n++
+	}
+	if n == 0 {
+		return text, false
+	}
+	out, err := a.chunk.Object().Apply(make([]byte, 0, len(text)+len(a.c.Model)), changes[:n]...)
+	if err != nil {
+		return text, false
+	}
+	return out, true
+}
+
+// errorEvent notes an error that the worker sent in place of content.
+func (a *attempt) errorEvent() {
+	e := openai.FromEvent(a.chunk.Error)
+	a.fail(Status, errors.New("error of the engine, status "+strconv.Itoa(e.Status)))
+	a.r.Err = e
+	a.r.Retry = !a.r.Committed && (e.Status >= 500 || e.Status == http.StatusTooManyRequests)
+}
+
+// gone notes that the client does not take what we write.
+func (a *attempt) gone(err error) {
+	a.cancel(context.Canceled)
+	a.r.Reason, a.r.Cause, a.r.Retry, a.r.Err = Canceled, err, false, nil
+}

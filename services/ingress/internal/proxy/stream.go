@@ -1,0 +1,237 @@
+package proxy
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/kinference/kinference/internal/openai"
+)
+
+const (
+	// maxHeld bounds what waits for the first content: role chunks, mostly.
+	maxHeld = 64 << 10
+	// linger is how long we wait for the worker to close a stream that is
+	// over, so that its connection can be used again.
+	linger = 50 * time.Millisecond
+	// lingerError is how long a worker has for its [DONE] after an error.
+	lingerError = time.Second
+)
+
+var (
+	errEnd  = errors.New("stream ended without [DONE]")
+	errNone = errors.New("stream ended without content")
+)
+
+// stream passes on an event stream.
+func (a *attempt) stream(w http.ResponseWriter, resp *http.Response) {
+	s := &stream{attempt: a, w: w, header: resp.Header, events: openai.NewReader(resp.Body, a.p.set.MaxEvent)}
+	for !s.over {
+		if e, ok := s.events.Buffered(); ok {
+			s.take(&e)
+			continue
+		}
+		if err := a.out.flush(); err != nil {
+			a.gone(err)
+			return
+		}
+		if s.done {
+			break
+		}
+		if a.r.Committed && !s.failed {
+			a.arm(a.p.set.Idle, errIdle)
+		}
+		if err := s.events.Fill(); err != nil {
+			s.ended(err)
+			break
+		}
+		s.now = time.Now()
+	}
+	if s.done {
+		a.arm(linger, errLinger)
+		for s.events.Fill() == nil {
+			for _, ok := s.events.Buffered(); ok; _, ok = s.events.Buffered() {
+			}
+		}
+	}
+	if err := a.out.flush(); err != nil && a.r.Reason == Served {
+		a.gone(err)
+	}
+}
+
+type stream struct {
+	*attempt
+	w      http.ResponseWriter
+	header http.Header
+	events *openai.Reader
+	now    time.Time // when the bytes at hand arrived
+	held   []byte    // events before the first content
+	done   bool      // [DONE] came
+	failed bool      // an error event was sent
+	over   bool      // nothing more can come
+}
+
+// take handles one event.
+func (s *stream) take(e *openai.Event) {
+	switch {
+	case e.Data == nil:
+		// Comments keep a connection alive; before the commit there is none.
+		if s.r.Committed && !s.failed && !e.Cut {
+			s.out.write(e.Raw)
+		}
+	case e.Done():
+		s.done = true
+		if !s.r.Committed && s.r.Chunks == 0 && len(s.held) == 0 {
+			s.fail(Closed, errNone)
+			s.over = true
+			return
+		}
+		s.commit()
+		if e.Cut {
+			s.out.write(openai.AppendEvent(nil, nil, e.Data))
+		} else {
+			s.out.write(e.Raw)
+		}
+	case s.failed || e.Cut:
+		// After an error only [DONE] matters, and half an event is none.
+	default:
+		s.content(e)
+	}
+}
+
+// content handles an event with data.
+func (s *stream) content(e *openai.Event) {
+	err := s.chunk.Parse(e.Data)
+	if err == nil && s.chunk.Error.Given() || string(e.Type) == "error" {
+		s.engineError()
+		return
+	}
+	if err != nil {
+		// Not ours to judge: the client's parser decides.
+		s.pass(e.Raw, true)
+		return
+	}
+	if s.chunk.HasUsage {
+		s.r.Usage.Merge(s.chunk.Usage)
+		if !s.chunk.HasChoices && s.c.HideUsage {
+			return
+		}
+	}
+	raw := e.Raw
+	if data, changed := s.edit(e.Data); changed {
+		raw = openai.AppendEvent(nil, e.Type, data)
+	}
+	if s.r.Committed && s.chunk.HasChoices {
+		s.r.Chunks++
+		s.r.LastContent = s.now
+	}
+	s.pass(raw, s.r.Committed || s.chunk.Content())
+}
+
+// pass writes an event, or holds it until one with content comes.
+func (s *stream) pass(raw []byte, content bool) {
+	if !s.r.Committed && !content && len(s.held)+len(raw) <= maxHeld {
+		s.held = append(s.held, raw...)
+		return
+	}
+	if !s.r.Committed && content {
+		s.r.Chunks = 1
+		s.r.FirstContent, s.r.LastContent = s.now, s.now
+		if s.c.OnFirst != nil {
+			s.c.OnFirst(s.now.Sub(s.r.Sent))
+		}
+	}
+	s.commit()
+	s.out.write(raw)
+	if s.r.FirstWritten.IsZero() && !s.r.FirstContent.IsZero() {
+		if s.out.flush() == nil {
+			s.r.FirstWritten = time.Now()
+		}
+	}
+}
+
+// commit opens the client's stream.
+func (s *stream) commit() {
+	if s.r.Committed {
+		return
+	}
+	s.r.Committed = true
+	h := s.w.Header()
+	copyHeader(h, s.header)
+	copyAll(h, s.c.AnswerHeader)
+	h.Set("Content-Type", "text/event-stream; charset=utf-8")
+	h.Set("Cache-Control", "no-cache")
+	h.Set("X-Accel-Buffering", "no") // nginx would buffer the stream
+	s.w.WriteHeader(http.StatusOK)
+	s.out.write(s.held)
+	s.held = nil
+}
+
+// engineError handles an error event of the worker.
+func (s *stream) engineError() {
+	s.errorEvent()
+	if !s.r.Committed {
+		s.over = true
+		return
+	}
+	s.end()
+	s.arm(lingerError, errLinger)
+}
+
+// end writes the error event that closes a stream that was begun.
+func (s *stream) end() {
+	s.failed = true
+	if s.r.Err != nil {
+		s.out.write(s.r.Err.AppendEvent(nil))
+	}
+}
+
+// ended handles the end of the worker's stream, which came before [DONE].
+func (s *stream) ended(err error) {
+	if s.failed {
+		return
+	}
+	if err == io.EOF {
+		err = errEnd
+	}
+	s.fail(Closed, err)
+	if s.r.Committed {
+		s.end()
+	}
+}
+
+// writer writes to the client with a deadline for each batch, so that a slow
+// reader holds up its own worker and nobody else, and a stuck one only for a
+// while. After an error it writes no more.
+type writer struct {
+	w     http.ResponseWriter
+	ctl   *http.ResponseController
+	limit time.Duration
+	open  bool // a batch is begun and not flushed
+	err   error
+}
+
+func (w *writer) write(p []byte) {
+	if w.err != nil || len(p) == 0 {
+		return
+	}
+	if !w.open {
+		w.open = true
+		// Writers without deadlines are those of tests.
+		_ = w.ctl.SetWriteDeadline(time.Now().Add(w.limit))
+	}
+	_, w.err = w.w.Write(p)
+}
+
+// flush sends what was written. The deadline is lifted afterwards: over
+// HTTP/2 it would end the stream even with nothing to write.
+func (w *writer) flush() error {
+	if w.open && w.err == nil {
+		w.open = false
+		if w.err = w.ctl.Flush(); w.err == nil {
+			_ = w.ctl.SetWriteDeadline(time.Time{})
+		}
+	}
+	return w.err
+}
