@@ -15,6 +15,7 @@ import (
 
 	"github.com/kinference/kinference/internal/plot"
 	"github.com/kinference/kinference/test/bench/stats"
+	"github.com/kinference/kinference/test/bench/tokenspeed"
 	"github.com/kinference/kinference/test/bench/virtual"
 	"github.com/kinference/kinference/test/bench/workload"
 )
@@ -234,4 +235,30 @@ func CapacityLines(caps []virtual.Capacity, scenario string) plot.Lines {
 		l.Series = append(l.Series, s)
 	}
 	return l
+}
+
+// Tokenizer turns speeds to rows of the suite "tokenizer": the text is the
+// scenario, the tokenizer the policy.
+func Tokenizer(speeds []tokenspeed.Speed) []Row {
+	var rows []Row
+	for _, s := range speeds {
+		rows = append(rows, Row{"tokenizer", s.Text, s.Tokenizer, "mb_per_s", round(s.MBs), "MB/s"})
+	}
+	return rows
+}
+
+// TokenizerTable shows speeds, a tokenizer a row.
+func TokenizerTable(speeds []tokenspeed.Speed) plot.Table {
+	t := plot.Table{Left: 1, Header: []string{"tokenizer"}}
+	for i, s := range speeds {
+		if i == 0 || s.Tokenizer != speeds[i-1].Tokenizer {
+			t.Rows = append(t.Rows, []string{s.Tokenizer})
+		}
+		if s.Tokenizer == speeds[0].Tokenizer {
+			t.Header = append(t.Header, s.Text+" MB/s", "bytes/token")
+		}
+		last := &t.Rows[len(t.Rows)-1]
+		*last = append(*last, plot.Number(s.MBs), fmt.Sprintf("%.1f", s.BytesPerToken))
+	}
+	return t
 }

@@ -74,12 +74,13 @@ func Lookup(name string) (Scenario, error) {
 	return Scenario{}, fmt.Errorf("unknown scenario %q", name)
 }
 
-// WithStreams is s at another load. Longer queues need more requests until
-// they are full and until a mean of them says something.
+// WithStreams is s at another load. More streams need more requests: until the
+// queues are full, and until every stream has ended a conversation, since
+// early turns are short and would look like a faster fleet.
 func (s Scenario) WithStreams(streams int) Scenario {
 	s.Streams = streams
-	s.Warm = max(s.Warm, 2*streams)
-	s.Count = max(s.Count, 4*streams)
+	s.Warm = max(s.Warm, streams*max(2, s.Turns))
+	s.Count = max(s.Count, streams*max(4, s.Turns))
 	return s
 }
 

@@ -138,9 +138,10 @@ func TestLookup(t *testing.T) {
 	if _, err := Lookup("nope"); err == nil {
 		t.Error("no error for an unknown scenario")
 	}
-	s := Scenario{Warm: 1, Count: 10}.WithStreams(20)
-	if s.Streams != 20 || s.Warm != 40 || s.Count != 80 {
-		t.Errorf("WithStreams(20) = %+v", s)
+	for _, c := range []struct{ turns, warm, count int }{{1, 40, 80}, {12, 240, 240}} {
+		if s := (Scenario{Turns: c.turns, Warm: 1, Count: 10}).WithStreams(20); s.Streams != 20 || s.Warm != c.warm || s.Count != c.count {
+			t.Errorf("WithStreams(20) with %d turns = %+v", c.turns, s)
+		}
 	}
 }
 

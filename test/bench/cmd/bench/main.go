@@ -1,0 +1,154 @@
+// Command bench (built as bin/kinbench) runs the benchmarks.
+//
+//	kinbench quick      what a commit needs, in at most a minute; writes out/bench.json
+//	kinbench full       everything; rewrites docs/benchmarks
+//	kinbench routing    the virtual-time tables alone, on seeds of choice
+//	kinbench tokenizer  tokenizer throughput alone
+//	kinbench overhead   added latency of the gateway alone
+//	kinbench wall       a scenario through the real HTTP stack
+//	kinbench mooncake   the Mooncake trace through the real HTTP stack
+//
+// Workers are simulated in all of them: no GPU is used.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/kinference/kinference/internal/plot"
+	"github.com/kinference/kinference/test/bench/report"
+	"github.com/kinference/kinference/test/bench/tokenspeed"
+	"github.com/kinference/kinference/test/bench/virtual"
+	"github.com/kinference/kinference/test/bench/workload"
+)
+
+type command struct {
+	name, about string
+	run         func(ctx context.Context, fs *flag.FlagSet, args []string, out io.Writer) error
+}
+
+var commands = []command{
+	{"quick", "what a commit needs, in at most a minute; writes bench.json", quick},
+	{"full", "everything; rewrites the published tables and plots", full},
+	{"routing", "virtual-time tables, on seeds of choice", routing},
+	{"tokenizer", "tokenizer throughput", tokenizer},
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:], os.Stdout); err != nil {
+		if !errors.Is(err, flag.ErrHelp) {
+			fmt.Fprintln(os.Stderr, "kinbench:", err)
+		}
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string, out io.Writer) error {
+	if len(args) > 0 {
+		for _, c := range commands {
+			if c.name == args[0] {
+				return c.run(ctx, flag.NewFlagSet("kinbench "+c.name, flag.ContinueOnError), args[1:], out)
+			}
+		}
+	}
+	fmt.Fprintln(out, "usage: kinbench COMMAND [flags]")
+	for _, c := range commands {
+		fmt.Fprintf(out, "  %-10s %s\n", c.name, c.about)
+	}
+	if len(args) > 0 && args[0] != "help" {
+		return fmt.Errorf("unknown command %q", args[0])
+	}
+	return nil
+}
+
+// textStyle follows what the terminal says that it can show.
+func textStyle() plot.Style {
+	locale := strings.ToUpper(os.Getenv("LC_ALL") + os.Getenv("LC_CTYPE") + os.Getenv("LANG"))
+	return plot.Style{ASCII: locale != "" && !strings.Contains(locale, "UTF")}
+}
+
+// seedsOf returns the first n published seeds, or tuning seeds.
+func seedsOf(n int, tuning bool) []uint64 {
+	seeds := make([]uint64, n)
+	for i := range seeds {
+		if seeds[i] = workload.HeldOutSeed(i); tuning {
+			seeds[i] = workload.TuningSeed(i)
+		}
+	}
+	return seeds
+}
+
+// scenariosOf resolves a comma-separated list of names.
+func scenariosOf(list string) ([]workload.Scenario, error) {
+	var out []workload.Scenario
+	for name := range strings.SplitSeq(list, ",") {
+		sc, err := workload.Lookup(strings.TrimSpace(name))
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, sc)
+	}
+	return out, nil
+}
+
+func routing(_ context.Context, fs *flag.FlagSet, args []string, out io.Writer) error {
+	names := fs.String("scenarios", "S0,S0s,S1,S2", "comma-separated scenarios")
+	policies := fs.String("policies", strings.Join(virtual.Policies, ","), "comma-separated policies; the first one is the baseline")
+	seeds := fs.Int("seeds", 5, "number of seeds")
+	tuning := fs.Bool("tuning", false, "use tuning seeds instead of the held-out ones")
+	sweep := fs.Bool("sweep", false, "sweep the load instead, for peak throughput")
+	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	scenarios, err := scenariosOf(*names)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(out, report.NoGPU)
+	if *sweep {
+		caps, err := virtual.Sweep(scenarios, strings.Split(*policies, ","), virtual.SweepStreams, seedsOf(*seeds, *tuning))
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "Throughput (requests/s) by number of streams, mean of %d seeds\n%s", *seeds, report.CapacityTable(caps).Text(textStyle()))
+		return nil
+	}
+	cells, err := virtual.Table(scenarios, strings.Split(*policies, ","), seedsOf(*seeds, *tuning))
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "Means of %d seeds\n%s\nSpread over the seeds\n%s", *seeds, report.RoutingTable(cells).Text(textStyle()), report.SpreadTable(cells).Text(textStyle()))
+	return nil
+}
+
+func tokenizer(_ context.Context, fs *flag.FlagSet, args []string, out io.Writer) error {
+	duration := fs.Duration("time", time.Second, "time for each text and tokenizer")
+	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	_, err := tokenizerRows(*duration, out)
+	return err
+}
+
+// tokenizerRows measures and shows tokenizer throughput.
+func tokenizerRows(duration time.Duration, out io.Writer) ([]report.Row, error) {
+	speeds, missing, err := tokenspeed.Measure(tokenspeed.RealDir(), duration)
+	if err != nil {
+		return nil, err
+	}
+	fmt.Fprintf(out, "\nTokenizer throughput on one core\n%s", report.TokenizerTable(speeds).Text(textStyle()))
+	for _, m := range missing {
+		fmt.Fprintln(out, "not measured:", m)
+	}
+	return report.Tokenizer(speeds), nil
+}
