@@ -1,10 +1,10 @@
 package load
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"net/http"
-	"strconv"
 	"time"
 )
 
@@ -12,8 +12,7 @@ import (
 // with a stream whose first event comes at once. It is the upstream of the
 // overhead benchmark, where all time that is spent is the gateway's.
 //
-// The number of events and their distance come from the request's max_tokens
-// and Interval. Other paths of vLLM's API answer just enough for a gateway to
+// A stream has as many events as the request's max_tokens says, Interval apart. Other paths of vLLM's API answer just enough for a gateway to
 // take the worker for ready. It is safe for concurrent use.
 type Fake struct {
 	// Model is the name that the server answers with.
@@ -44,15 +43,27 @@ func (f *Fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TokensHeader asks a Fake for a number of events, since it does not look into
-// bodies: a proxy passes it on like any other header.
-const TokensHeader = "X-Fake-Tokens"
+// maxBody bounds what a Fake reads of a request.
+const maxBody = 64 << 20
+
+var maxTokensKey = []byte(`"max_tokens":`)
 
 func (f *Fake) complete(w http.ResponseWriter, r *http.Request) {
-	if _, err := io.Copy(io.Discard, r.Body); err != nil {
+	body, err := io.ReadAll(io.LimitReader(r.Body, maxBody))
+	if err != nil {
 		return
 	}
-	tokens, _ := strconv.Atoi(r.Header.Get(TokensHeader))
+	// Parsing long prompts would cost more than what is measured. The prompts
+	// are words, so that the key occurs once.
+	tokens := 0
+	if i := bytes.LastIndex(body, maxTokensKey); i >= 0 {
+		for _, c := range bytes.TrimSpace(body[i+len(maxTokensKey):]) {
+			if c < '0' || c > '9' || tokens > 1e6 {
+				break
+			}
+			tokens = tokens*10 + int(c-'0')
+		}
+	}
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	flush := http.NewResponseController(w).Flush
 	for i := range max(tokens, 1) {

@@ -93,6 +93,21 @@ func TestDoKeepsConnections(t *testing.T) {
 	}
 }
 
+func TestFake(t *testing.T) {
+	client, url := serve(t, (&Fake{Model: "m", BlockSize: 16}).ServeHTTP)
+	got := client.Do(t.Context(), Request{URL: url + "/v1/chat/completions", Body: Chat("m", []Message{{"user", "hi"}}, 12), Text: true})
+	if got.Err != nil || got.Events != 12 || got.Output != 12 {
+		t.Errorf("%+v, want 12 events", got)
+	}
+	for _, path := range []string{"/health", "/v1/models", "/metrics", "/version"} {
+		res, err := http.Get(url + path)
+		if err != nil || res.StatusCode != 200 {
+			t.Errorf("%s: %v, %v", path, res, err)
+		}
+		res.Body.Close()
+	}
+}
+
 func TestDoUnreachable(t *testing.T) {
 	client, url := serve(t, func(http.ResponseWriter, *http.Request) {})
 	if got := client.Do(t.Context(), Request{URL: strings.Replace(url, "http", "nope", 1)}); got.Err == nil {

@@ -1,0 +1,186 @@
+// Package overhead measures what a gateway adds to a request's latency, beside
+// what a plain reverse proxy adds in the same run.
+//
+// The upstream answers at once (load.Fake), so all time is the path's own. For
+// each cell (prompt length × streams) and each path the run holds streams-1
+// streams open, which receive events and end and start again at a steady rate,
+// and sends probes one after the other: their time to the first content event
+// is the latency. Probes do not compete with each other for the cores, so the
+// figure is the path's latency at that load and not the machine's capacity.
+// Paths take turns in short rounds, so that all see the same disturbances.
+//
+// The benchmark command calls it. One run at a time.
+package overhead
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kinference/kinference/internal/fleetsim/model"
+	"github.com/kinference/kinference/test/bench/load"
+	"github.com/kinference/kinference/test/bench/stats"
+)
+
+// Direct names the path without anything between; added latencies are relative
+// to it.
+const Direct = "direct"
+
+// Path is a way to the upstream.
+type Path struct {
+	Name string
+	URL  string // of the server that the client talks to
+}
+
+// Cell is a point of the measurement.
+type Cell struct {
+	// Prompt is in tokens. All but 100 of them are a prefix that requests of
+	// the cell share, as the turns of a conversation do.
+	Prompt  int
+	Streams int
+}
+
+// Name is the cell's scenario name in results: 2k_prompt_64_streams.
+func (c Cell) Name() string { return fmt.Sprintf("%dk_prompt_%d_streams", c.Prompt/1000, c.Streams) }
+
+// Cells are the published ones.
+var Cells = []Cell{{2000, 1}, {2000, 64}, {2000, 512}, {32000, 1}, {32000, 64}, {32000, 512}}
+
+// Result is what one path did in one cell, in milliseconds.
+type Result struct {
+	Cell     Cell
+	Path     string
+	P50, P99 float64 // latency
+	// Added50 and Added99 are the differences to the direct path's.
+	Added50, Added99 float64
+	Probes, Failed   int
+}
+
+// Options of a run.
+type Options struct {
+	Model  string
+	Paths  []Path // the first one is Direct
+	Cells  []Cell
+	Rounds int // of all paths, per cell
+	Probes int // per round and path
+	// Interval is that of the upstream's events (load.Fake).
+	Interval time.Duration
+}
+
+const unique = 100 // tokens of a prompt that no other one has
+
+// rate is the rate of background requests of a cell, per second: what a small
+// fleet would start at that prompt length.
+func (c Cell) rate() float64 { return 200_000 / float64(c.Prompt) }
+
+// Run measures all cells. It fails if a path does not answer at all; single
+// failures are counted.
+func Run(ctx context.Context, o Options) ([]Result, error) {
+	client := load.NewClient()
+	defer client.Close()
+	var out []Result
+	for _, cell := range o.Cells {
+		samples := make([][]float64, len(o.Paths))
+		failed := make([]int, len(o.Paths))
+		prompts := newPrompts(o.Model, cell)
+		for round := range o.Rounds {
+			for i := range o.Paths {
+				i := (i + round) % len(o.Paths)
+				ms, bad, err := measure(ctx, client, o, cell, o.Paths[i], prompts)
+				if err != nil {
+					return out, fmt.Errorf("%s through %s: %w", cell.Name(), o.Paths[i].Name, err)
+				}
+				samples[i] = append(samples[i], ms...)
+				failed[i] += bad
+			}
+		}
+		for i, p := range o.Paths {
+			slices.Sort(samples[i])
+			r := Result{Cell: cell, Path: p.Name, P50: stats.Quantile(samples[i], .5), P99: stats.Quantile(samples[i], .99), Probes: len(samples[i]) + failed[i], Failed: failed[i]}
+			r.Added50, r.Added99 = r.P50-stats.Quantile(samples[0], .5), r.P99-stats.Quantile(samples[0], .99)
+			out = append(out, r)
+		}
+	}
+	return out, nil
+}
+
+// measure opens the streams of one round and sends its probes.
+func measure(ctx context.Context, client *load.Client, o Options, cell Cell, path Path, prompts *prompts) (ms []float64, failed int, err error) {
+	url := path.URL + "/v1/chat/completions"
+	bg, stop := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer stop()
+	open := make(chan struct{}, cell.Streams)
+	hold := float64(cell.Streams) / cell.rate()
+	events := max(int(hold/o.Interval.Seconds()), 4)
+	for i := range cell.Streams - 1 {
+		wg.Go(func() {
+			// The first stream of each is cut short, so that ends do not come together.
+			n := 1 + events*(i+1)/cell.Streams
+			for first := true; bg.Err() == nil; first = false {
+				var once sync.Once
+				opened := func() { once.Do(func() { open <- struct{}{} }) }
+				if !first {
+					opened = nil
+				}
+				got := client.Do(bg, load.Request{URL: url, Body: prompts.next(n), OnFirst: opened})
+				if first && got.Events == 0 && bg.Err() == nil {
+					opened() // failed: the probes will tell
+				}
+				n = events
+			}
+		})
+	}
+	for range cell.Streams - 1 {
+		select {
+		case <-open:
+		case <-ctx.Done():
+			return nil, 0, ctx.Err()
+		}
+	}
+	for i := range o.Probes + 5 {
+		body := prompts.next(1)
+		got := client.Do(ctx, load.Request{URL: url, Body: body})
+		if i < 5 { // opens the connection and warms what has caches
+			if got.Err != nil && i == 4 {
+				return nil, 0, got.Err
+			}
+			continue
+		}
+		if got.Err != nil {
+			failed++
+			continue
+		}
+		ms = append(ms, float64(got.TTFT.Microseconds())/1000)
+	}
+	return ms, failed, ctx.Err()
+}
+
+// prompts makes the bodies of a cell. It is safe for concurrent use.
+type prompts struct {
+	model string
+	mu    sync.Mutex
+	rng   *rand.Rand
+	long  string
+}
+
+func newPrompts(name string, cell Cell) *prompts {
+	p := &prompts{model: name, rng: rand.New(rand.NewPCG(1, uint64(cell.Prompt)))}
+	var b strings.Builder
+	model.Text(&b, p.rng, cell.Prompt-unique)
+	p.long = b.String()
+	return p
+}
+
+func (p *prompts) next(maxTokens int) []byte {
+	p.mu.Lock()
+	var b strings.Builder
+	model.Text(&b, p.rng, unique)
+	p.mu.Unlock()
+	return load.Chat(p.model, []load.Message{{Role: "system", Content: p.long}, {Role: "user", Content: b.String()}}, maxTokens)
+}

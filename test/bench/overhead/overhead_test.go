@@ -1,0 +1,40 @@
+package overhead
+
+import (
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"testing"
+	"time"
+
+	"github.com/kinference/kinference/test/bench/load"
+)
+
+func TestRun(t *testing.T) {
+	upstream := httptest.NewServer(&load.Fake{Model: "m", Interval: time.Millisecond})
+	defer upstream.Close()
+	target, _ := url.Parse(upstream.URL)
+	proxy := httptest.NewServer(httputil.NewSingleHostReverseProxy(target))
+	defer proxy.Close()
+	o := Options{Model: "m", Paths: []Path{{Direct, upstream.URL}, {"reverse_proxy", proxy.URL}},
+		Cells: []Cell{{2000, 1}, {2000, 4}}, Rounds: 2, Probes: 10, Interval: time.Millisecond}
+	got, err := Run(t.Context(), o)
+	if err != nil || len(got) != 4 {
+		t.Fatalf("%d results, error %v", len(got), err)
+	}
+	for _, r := range got {
+		if r.Probes != 20 || r.Failed != 0 || r.P50 <= 0 || r.P99 < r.P50 || r.Path == Direct && (r.Added50 != 0 || r.Added99 != 0) {
+			t.Errorf("%+v", r)
+		}
+	}
+	upstream.Close()
+	if _, err := Run(t.Context(), o); err == nil {
+		t.Error("no error from a dead upstream")
+	}
+}
+
+func TestCells(t *testing.T) {
+	if got := Cells[1].Name(); got != "2k_prompt_64_streams" {
+		t.Errorf("name %q", got)
+	}
+}
