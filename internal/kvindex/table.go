@@ -98,18 +98,32 @@ func (t *Table) unmark(h kvhash.Hash, m Medium, col int) {
 	s.blocks[h] = b
 }
 
-// worker returns the worker, and makes it if add is set; nil if there is none
-// or no room for another.
-func (t *Table) worker(name string, add bool) *worker {
-	t.mu.RLock()
-	w := t.workers[name]
-	t.mu.RUnlock()
-	if w != nil || !add {
-		return w
+// lock returns the worker with its lock held, and makes it if add is set; nil
+// if there is none or no room for another.
+func (t *Table) lock(name string, add bool) *worker {
+	for {
+		t.mu.RLock()
+		w := t.workers[name]
+		t.mu.RUnlock()
+		if w == nil && add {
+			w = t.add(name)
+		}
+		if w == nil {
+			return nil
+		}
+		w.mu.Lock()
+		if !w.removed {
+			return w
+		}
+		w.mu.Unlock() // removed between the look-up and the lock
 	}
+}
+
+func (t *Table) add(name string) *worker {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if w = t.workers[name]; w == nil && len(t.workers) < MaxWorkers {
+	w := t.workers[name]
+	if w == nil && len(t.workers) < MaxWorkers {
 		w = &worker{table: t, name: name, groups: map[int]*group{}}
 		t.workers[name] = w
 	}
@@ -152,8 +166,7 @@ func (t *Table) closeColumn(w *worker, col int) {
 
 // Configure implements Index.
 func (t *Table) Configure(worker string, o Options) {
-	if w := t.worker(worker, true); w != nil {
-		w.mu.Lock()
+	if w := t.lock(worker, true); w != nil {
 		defer w.mu.Unlock()
 		w.options = o
 	}
@@ -162,29 +175,21 @@ func (t *Table) Configure(worker string, o Options) {
 // Apply implements Index.
 func (t *Table) Apply(worker string, b *vllm.Batch) Result {
 	r := Result{Events: len(b.Events)}
-	for {
-		w := t.worker(worker, true)
-		if w == nil {
-			r.Skipped[SkipCapacity] = len(b.Events)
-			return r
-		}
-		w.mu.Lock()
-		if w.removed { // between the look-up and the lock
-			w.mu.Unlock()
-			continue
-		}
-		for i := range b.Events {
-			w.apply(&b.Events[i], &r)
-		}
-		w.mu.Unlock()
+	w := t.lock(worker, true)
+	if w == nil {
+		r.Skipped[SkipCapacity] = len(b.Events)
 		return r
 	}
+	defer w.mu.Unlock()
+	for i := range b.Events {
+		w.apply(&b.Events[i], &r)
+	}
+	return r
 }
 
 // Clear implements Index.
 func (t *Table) Clear(worker string) {
-	if w := t.worker(worker, false); w != nil {
-		w.mu.Lock()
+	if w := t.lock(worker, false); w != nil {
 		defer w.mu.Unlock()
 		w.clear(new(Result))
 	}
@@ -192,19 +197,12 @@ func (t *Table) Clear(worker string) {
 
 // Remove implements Index.
 func (t *Table) Remove(worker string) {
-	w := t.worker(worker, false)
+	w := t.lock(worker, false)
 	if w == nil {
 		return
 	}
-	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.removed {
-		return
-	}
 	w.clear(new(Result))
-	for _, g := range w.groups {
-		g.close(w)
-	}
 	w.removed = true
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -213,11 +211,10 @@ func (t *Table) Remove(worker string) {
 
 // Stats implements Index.
 func (t *Table) Stats(worker string) (Stats, bool) {
-	w := t.worker(worker, false)
+	w := t.lock(worker, false)
 	if w == nil {
 		return Stats{}, false
 	}
-	w.mu.Lock()
 	defer w.mu.Unlock()
 	s := Stats{Orphans: len(w.orphans), Blocks: w.blocks}
 	least := -1
@@ -231,11 +228,10 @@ func (t *Table) Stats(worker string) (Stats, bool) {
 
 // Blocks implements Index.
 func (t *Table) Blocks(worker string, yield func(Block) bool) {
-	w := t.worker(worker, false)
+	w := t.lock(worker, false)
 	if w == nil {
 		return
 	}
-	w.mu.Lock()
 	defer w.mu.Unlock()
 	for n, g := range w.groups {
 		for m := range g.media {
