@@ -54,6 +54,11 @@ var initClasses = sync.OnceFunc(func() {
 	set(upper, unicode.Lu, unicode.Lt)
 	set(lower, unicode.Ll)
 	set(punct, unicode.P, unicode.S)
+	for _, r := range sinceUnicode15 {
+		for x := r.from; x <= r.to; x++ {
+			all[x] |= r.class
+		}
+	}
 	all['\r'] |= newline
 	all['\n'] |= newline
 

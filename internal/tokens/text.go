@@ -3,6 +3,7 @@ package tokens
 import (
 	"slices"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"golang.org/x/text/unicode/norm"
@@ -42,12 +43,46 @@ func maximalSubpart(s string) int {
 	return n
 }
 
-// nfc returns s in Unicode normal form C.
+// nfc returns s in normal form C as the reference has it, whose tables are those of Unicode 9: a combining mark that came later is
+// to it a character like any other, which nothing moves past or composes with.
 func nfc(s string) string {
-	if norm.NFC.IsNormalString(s) {
+	if norm.NFC.IsNormalString(s) { // then so are all its pieces, and so it is by older tables
 		return s
 	}
-	return nfcParts(s)
+	i := strings.IndexFunc(s, unknownMark)
+	if i < 0 {
+		return nfcParts(s)
+	}
+	var b strings.Builder
+	b.Grow(len(s))
+	for i >= 0 {
+		b.WriteString(nfcParts(s[:i]))
+		_, n := utf8.DecodeRuneInString(s[i:])
+		b.WriteString(s[i : i+n])
+		s = s[i+n:]
+		i = strings.IndexFunc(s, unknownMark)
+	}
+	b.WriteString(nfcParts(s))
+	return b.String()
+}
+
+// unknownMark reports whether r is a combining mark that Unicode got after 9.0, or composes with one (U+11935).
+func unknownMark(r rune) bool { return unicode.Is(marksSinceUnicode9, r) }
+
+// marksSinceUnicode9 was read off the reference's NFC, given each code point among marks of other classes.
+var marksSinceUnicode9 = &unicode.RangeTable{
+	R16: []unicode.Range16{
+		{0x7FD, 0x7FD, 1}, {0x898, 0x89F, 1}, {0x8CA, 0x8D3, 1}, {0x9FE, 0x9FE, 1}, {0xC3C, 0xC3C, 1}, {0xD3B, 0xD3C, 1},
+		{0xEBA, 0xEBA, 1}, {0x1715, 0x1715, 1}, {0x1ABF, 0x1ACE, 1}, {0x1DF6, 0x1DFA, 1}, {0xA82C, 0xA82C, 1},
+	},
+	R32: []unicode.Range32{
+		{0x10D24, 0x10D27, 1}, {0x10EAB, 0x10EAC, 1}, {0x10EFD, 0x10EFF, 1}, {0x10F46, 0x10F50, 1}, {0x10F82, 0x10F85, 1},
+		{0x11070, 0x11070, 1}, {0x1133B, 0x1133B, 1}, {0x1145E, 0x1145E, 1}, {0x11839, 0x1183A, 1}, {0x11935, 0x11935, 1},
+		{0x1193D, 0x1193E, 1}, {0x11943, 0x11943, 1}, {0x119E0, 0x119E0, 1}, {0x11A34, 0x11A34, 1}, {0x11A47, 0x11A47, 1},
+		{0x11A99, 0x11A99, 1}, {0x11D42, 0x11D42, 1}, {0x11D44, 0x11D45, 1}, {0x11D97, 0x11D97, 1}, {0x11F41, 0x11F42, 1},
+		{0x16FF0, 0x16FF1, 1}, {0x1E08F, 0x1E08F, 1}, {0x1E130, 0x1E136, 1}, {0x1E2AE, 0x1E2AE, 1}, {0x1E2EC, 0x1E2EF, 1},
+		{0x1E4EC, 0x1E4EF, 1},
+	},
 }
 
 // maxNonStarters is where x/text starts to insert U+034F into long runs of combining marks (stream-safe format), which plain

@@ -1,0 +1,295 @@
+package chat
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"github.com/ardanlabs/jinja"
+)
+
+// maxDepth bounds nesting of what a client sends, and with it every recursion of a template over it.
+const maxDepth = 64
+
+// decode parses JSON into template values. Objects keep the order of their keys, which tojson shows to the model; of equal keys
+// the first place and the last value stand, as in Python. encoding/json can do neither.
+func decode(data json.RawMessage) (jinja.Value, error) {
+	if !utf8.Valid(data) {
+		return jinja.Value{}, fmt.Errorf("not valid UTF-8")
+	}
+	d := decoder{s: string(data)}
+	v, err := d.value(0)
+	if err != nil {
+		return jinja.Value{}, err
+	}
+	d.blank()
+	if d.i < len(d.s) {
+		return jinja.Value{}, d.unexpected()
+	}
+	return v, nil
+}
+
+type decoder struct {
+	s string
+	i int
+}
+
+func (d *decoder) unexpected() error {
+	if d.i >= len(d.s) {
+		return fmt.Errorf("unexpected end of JSON")
+	}
+	return fmt.Errorf("unexpected character in JSON at offset %d", d.i)
+}
+
+func (d *decoder) blank() {
+	for d.i < len(d.s) {
+		switch d.s[d.i] {
+		case ' ', '\t', '\r', '\n':
+			d.i++
+		default:
+			return
+		}
+	}
+}
+
+// accept skips blanks and, if it comes next, c.
+func (d *decoder) accept(c byte) bool {
+	d.blank()
+	if d.i < len(d.s) && d.s[d.i] == c {
+		d.i++
+		return true
+	}
+	return false
+}
+
+func (d *decoder) value(depth int) (jinja.Value, error) {
+	if depth > maxDepth {
+		return jinja.Value{}, fmt.Errorf("JSON is nested deeper than %d", maxDepth)
+	}
+	d.blank()
+	if d.i >= len(d.s) {
+		return jinja.Value{}, d.unexpected()
+	}
+	switch c := d.s[d.i]; {
+	case c == '{':
+		return d.object(depth)
+	case c == '[':
+		return d.array(depth)
+	case c == '"':
+		s, err := d.text()
+		return jinja.NewString(s), err
+	case c == '-' || '0' <= c && c <= '9':
+		return d.number()
+	}
+	for _, word := range []struct {
+		text  string
+		value jinja.Value
+	}{{"null", jinja.None()}, {"true", jinja.NewBool(true)}, {"false", jinja.NewBool(false)}} {
+		if strings.HasPrefix(d.s[d.i:], word.text) {
+			d.i += len(word.text)
+			return word.value, nil
+		}
+	}
+	return jinja.Value{}, d.unexpected()
+}
+
+func (d *decoder) object(depth int) (jinja.Value, error) {
+	v := jinja.NewDict()
+	dict := v.AsDict()
+	d.i++
+	if d.accept('}') {
+		return v, nil
+	}
+	for {
+		d.blank()
+		if d.i >= len(d.s) || d.s[d.i] != '"' {
+			return v, d.unexpected()
+		}
+		key, err := d.text()
+		if err != nil {
+			return v, err
+		}
+		if !d.accept(':') {
+			return v, d.unexpected()
+		}
+		item, err := d.value(depth + 1)
+		if err != nil {
+			return v, err
+		}
+		dict.Set(key, item)
+		if d.accept('}') {
+			return v, nil
+		}
+		if !d.accept(',') {
+			return v, d.unexpected()
+		}
+	}
+}
+
+func (d *decoder) array(depth int) (jinja.Value, error) {
+	var items []jinja.Value
+	d.i++
+	if d.accept(']') {
+		return jinja.NewList(nil), nil
+	}
+	for {
+		item, err := d.value(depth + 1)
+		if err != nil {
+			return jinja.Value{}, err
+		}
+		items = append(items, item)
+		if d.accept(']') {
+			return jinja.NewList(items), nil
+		}
+		if !d.accept(',') {
+			return jinja.Value{}, d.unexpected()
+		}
+	}
+}
+
+// number keeps integers and floats apart, as Python does and tojson shows. An integer beyond 64 bits becomes a float.
+func (d *decoder) number() (jinja.Value, error) {
+	start := d.i
+	digits := func() bool {
+		from := d.i
+		for d.i < len(d.s) && '0' <= d.s[d.i] && d.s[d.i] <= '9' {
+			d.i++
+		}
+		return d.i > from
+	}
+	if d.s[d.i] == '-' {
+		d.i++
+	}
+	if d.i < len(d.s) && d.s[d.i] == '0' {
+		d.i++
+	} else if !digits() {
+		return jinja.Value{}, d.unexpected()
+	}
+	float := false
+	if d.i < len(d.s) && d.s[d.i] == '.' {
+		float = true
+		d.i++
+		if !digits() {
+			return jinja.Value{}, d.unexpected()
+		}
+	}
+	if d.i < len(d.s) && d.s[d.i]|0x20 == 'e' {
+		float = true
+		d.i++
+		if d.i < len(d.s) && (d.s[d.i] == '+' || d.s[d.i] == '-') {
+			d.i++
+		}
+		if !digits() {
+			return jinja.Value{}, d.unexpected()
+		}
+	}
+	text := d.s[start:d.i]
+	if !float {
+		if n, err := strconv.ParseInt(text, 10, 64); err == nil {
+			return jinja.NewInt(n), nil
+		}
+	}
+	f, _ := strconv.ParseFloat(text, 64) // out of range is infinity, as in Python
+	return jinja.NewFloat(f), nil
+}
+
+// text parses a string; without escapes it is a piece of the input, not a copy.
+func (d *decoder) text() (string, error) {
+	d.i++
+	start := d.i
+	for d.i < len(d.s) {
+		switch c := d.s[d.i]; {
+		case c == '"':
+			d.i++
+			return d.s[start : d.i-1], nil
+		case c == '\\':
+			return d.escaped(start)
+		case c < ' ':
+			return "", d.unexpected()
+		}
+		d.i++
+	}
+	return "", d.unexpected()
+}
+
+// escaped parses on from the first backslash of a string that began at start.
+func (d *decoder) escaped(start int) (string, error) {
+	// Room for the whole string: a second pass over it is cheaper than growing.
+	end := d.i
+	for end < len(d.s) && d.s[end] != '"' {
+		if d.s[end] == '\\' {
+			end++
+		}
+		end++
+	}
+	b := make([]byte, 0, min(end, len(d.s))-start)
+	b = append(b, d.s[start:d.i]...)
+	for d.i < len(d.s) {
+		c := d.s[d.i]
+		switch {
+		case c == '"':
+			d.i++
+			return string(b), nil
+		case c < ' ':
+			return "", d.unexpected()
+		case c != '\\':
+			from := d.i
+			for d.i < len(d.s) && d.s[d.i] != '"' && d.s[d.i] != '\\' && d.s[d.i] >= ' ' {
+				d.i++
+			}
+			b = append(b, d.s[from:d.i]...)
+			continue
+		}
+		if d.i+1 >= len(d.s) {
+			break
+		}
+		d.i++
+		switch d.s[d.i] {
+		case '"', '\\', '/':
+			b = append(b, d.s[d.i])
+		case 'b':
+			b = append(b, '\b')
+		case 'f':
+			b = append(b, '\f')
+		case 'n':
+			b = append(b, '\n')
+		case 'r':
+			b = append(b, '\r')
+		case 't':
+			b = append(b, '\t')
+		case 'u':
+			r, ok := d.hex(d.i + 1)
+			if !ok {
+				return "", d.unexpected()
+			}
+			d.i += 4
+			if utf16.IsSurrogate(r) {
+				second, ok := rune(0), false
+				if strings.HasPrefix(d.s[d.i+1:], `\u`) {
+					second, ok = d.hex(d.i + 3)
+				}
+				if r = utf16.DecodeRune(r, second); ok && r != utf8.RuneError {
+					d.i += 6
+				}
+			}
+			b = utf8.AppendRune(b, r) // a lone surrogate is U+FFFD
+		default:
+			return "", d.unexpected()
+		}
+		d.i++
+	}
+	d.i = len(d.s)
+	return "", d.unexpected()
+}
+
+// hex reads the four hexadecimal digits at i.
+func (d *decoder) hex(i int) (rune, bool) {
+	if i+4 > len(d.s) {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(d.s[i:i+4], 16, 16)
+	return rune(n), err == nil && !strings.ContainsAny(d.s[i:i+4], "+-_")
+}

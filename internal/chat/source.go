@@ -1,0 +1,150 @@
+package chat
+
+import (
+	"regexp"
+	"strings"
+)
+
+// tag is one {{ expression }} or {% statement %} of a template: source[start:end] lies between its delimiters.
+type tag struct {
+	statement  bool
+	start, end int
+}
+
+// tags finds the tags of a template. It knows as much of Jinja as the compiler's own scanner: comments are skipped, and
+// delimiters in string literals do not count.
+func tags(source string) []tag {
+	var all []tag
+	for i := 0; i+1 < len(source); i++ {
+		if source[i] != '{' {
+			continue
+		}
+		t := tag{start: i + 2}
+		closer := ""
+		switch source[i+1] {
+		case '{':
+			closer = "}}"
+		case '%':
+			closer = "%}"
+			t.statement = true
+		case '#':
+			n := strings.Index(source[i:], "#}")
+			if n < 0 {
+				return all
+			}
+			i += n + 1
+			continue
+		default:
+			continue
+		}
+		j := t.start
+		for j < len(source) && !strings.HasPrefix(source[j:], closer) {
+			if c := source[j]; c == '\'' || c == '"' {
+				j = literalEnd(source, j)
+				continue
+			}
+			j++
+		}
+		t.end = min(j, len(source))
+		all = append(all, t)
+		i = t.end + 1
+	}
+	return all
+}
+
+// literalEnd returns the end of the string literal that starts at i.
+func literalEnd(s string, i int) int {
+	quote := s[i]
+	for i++; i < len(s) && s[i] != quote; i++ {
+		if s[i] == '\\' {
+			i++
+		}
+	}
+	return min(i+1, len(s))
+}
+
+var tojsonFilter = regexp.MustCompile(`(\|\s*)tojson\b`)
+
+// ownFilters makes a template use this package's filters in place of the library's, which cannot be replaced.
+func ownFilters(source string) string {
+	var b strings.Builder
+	done := 0
+	for _, t := range tags(source) {
+		b.WriteString(source[done:t.start])
+		for i := t.start; i < t.end; {
+			quote := strings.IndexAny(source[i:t.end], `'"`)
+			code := t.end
+			if quote >= 0 {
+				code = i + quote
+			}
+			b.WriteString(tojsonFilter.ReplaceAllString(source[i:code], "${1}"+tojsonName))
+			if i = code; i < t.end {
+				end := min(literalEnd(source, i), t.end)
+				b.WriteString(source[i:end])
+				i = end
+			}
+		}
+		done = t.end
+	}
+	b.WriteString(source[done:])
+	return b.String()
+}
+
+const tojsonName = "kinference_tojson"
+
+var (
+	setStatement = regexp.MustCompile(`^-?\s*set\s+(\w+)\s*=\s*(.*?)\s*-?$`)
+	forStatement = regexp.MustCompile(`(?s)^-?\s*for\s+(\w+)\s+in\s+(.*?)\s*-?$`)
+	// A variable or one of its keys, perhaps sliced, filtered or tested.
+	access = regexp.MustCompile(`(?s)^(\w+)(?:\.(\w+)|\[\s*(?:'(\w+)'|"(\w+)")\s*\])?(?:\s*\[[^\]]*:[^\]]*\])*(?:\s*\|.*|\s+is\s.*)?$`)
+)
+
+// loopsOverContent reports whether a template walks through a message's content parts, so that vLLM gives it content in OpenAI's
+// list form ("openai" format) and not flattened to a string. Like vLLM it follows assignments from messages without regard to
+// scope.
+func loopsOverContent(source string) bool {
+	type step struct{ name, variable, key string } // name takes its value, or its loop's items, from variable[key]
+	var sets, loops []step
+	for _, t := range tags(source) {
+		if !t.statement {
+			continue
+		}
+		text := source[t.start:t.end]
+		for _, s := range []struct {
+			re   *regexp.Regexp
+			into *[]step
+		}{{setStatement, &sets}, {forStatement, &loops}} {
+			m := s.re.FindStringSubmatch(text)
+			if m == nil {
+				continue
+			}
+			if a := access.FindStringSubmatch(m[2]); a != nil {
+				*s.into = append(*s.into, step{m[1], a[1], a[2] + a[3] + a[4]})
+			}
+		}
+	}
+	closure := func(start map[string]bool) map[string]bool {
+		for changed := true; changed; {
+			changed = false
+			for _, s := range sets {
+				if s.key == "" && start[s.variable] && !start[s.name] {
+					start[s.name], changed = true, true
+				}
+			}
+		}
+		return start
+	}
+	messages := closure(map[string]bool{"messages": true})
+	message := make(map[string]bool)
+	for _, l := range loops {
+		if l.key == "" && messages[l.variable] {
+			message[l.name] = true
+		}
+	}
+	for _, l := range loops {
+		if l.key == "content" && message[l.variable] {
+			return true
+		}
+	}
+	return false
+}
