@@ -1,0 +1,64 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	"github.com/kinference/kinference/internal/rpc"
+	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
+	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
+)
+
+func explainCommand() *cobra.Command {
+	var routerURL string
+	cmd := &cobra.Command{
+		Use:   "explain REQUEST_ID",
+		Short: "Show why a recent request went where it went",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			client := rpc.Client(cmd.Context(), routerURL, routerv1connect.NewRouterServiceClient)
+			resp, err := client.Explain(cmd.Context(), &routerv1.ExplainRequest{RequestId: args[0]})
+			if connect.CodeOf(err) == connect.CodeNotFound {
+				return usageError{fmt.Errorf("no decision on record for request %s: the router keeps the newest only", args[0])}
+			}
+			if err != nil {
+				return fmt.Errorf("ask router: %w", err)
+			}
+			return printDecision(cmd.OutOrStdout(), resp.Decision)
+		},
+	}
+	cmd.Flags().StringVar(&routerURL, "router", "http://127.0.0.1:7102", "base URL of the router")
+	return cmd
+}
+
+func printDecision(w io.Writer, d *routerv1.Decision) error {
+	fmt.Fprintf(w, "request    %s\nmodel      %s (pool %s)\ndecided    %s by %s, catalog version %d\nchosen     %s\nreason     %s\n",
+		d.RequestId, d.Model, d.Pool, time.Unix(0, d.DecidedUnixNanos).UTC().Format(time.RFC3339Nano), d.Policy, d.CatalogVersion, d.Chosen, d.Reason)
+	if d.ServedBy != "" && d.ServedBy != d.Chosen {
+		fmt.Fprintf(w, "served by  %s (after failover)\n", d.ServedBy)
+	}
+	if d.ActualTtft != nil {
+		fmt.Fprintf(w, "actual     ttft %v", d.ActualTtft.AsDuration().Round(time.Millisecond))
+		if d.ActualCachedTokens != nil {
+			fmt.Fprintf(w, ", %d tokens cached", *d.ActualCachedTokens)
+		}
+		fmt.Fprintln(w)
+	}
+	fmt.Fprintln(w)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "worker\tpredicted\t= wait\t+ prefill\tprompt\tin cache\ton its way\tin flight\trunning\twaiting\tkv\tdropped")
+	for _, c := range d.Candidates {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%.0f\t%.0f\t%.0f %%\t%s\n", c.Worker, ms(c.PredictedTtft), ms(c.PredictedWait), ms(c.PredictedPrefill),
+			c.PromptTokens, c.MatchedTokens, c.AnticipatedTokens, c.InFlight, c.Running, c.Waiting, 100*c.KvUsage, c.Dropped)
+	}
+	return t.Flush()
+}
+
+func ms(d interface{ AsDuration() time.Duration }) string {
+	return d.AsDuration().Round(time.Millisecond).String()
+}

@@ -1,0 +1,178 @@
+package acceptance
+
+import (
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/kinference/kinference/internal/fleetsim"
+)
+
+// A prompt goes where its prefix is cached, the answer says so, and the record
+// of the decision tells why.
+func TestSamePrefixGoesToTheSameWorker(t *testing.T) {
+	e := start(t, settings{})
+	prefix := words(1, 2000)
+	first := e.chat(req{text: prefix + " one", max: 2})
+	if first.status != http.StatusOK || first.usage.Details.Cached > 100 {
+		t.Fatalf("cold request: got status %d, %d cached tokens: %s", first.status, first.usage.Details.Cached, first.body)
+	}
+	home := e.explain(first.id).Chosen
+	for i := range 6 {
+		ask := req{text: prefix + strings.Repeat(" more", i+1), max: 2}
+		if i%2 == 0 {
+			ask.stream, ask.extra = true, `,"stream_options":{"include_usage":true}`
+		}
+		// The index follows the engine's events; until they have arrived the
+		// router's own memory must do.
+		r := e.chat(ask)
+		d := e.explain(r.id)
+		if d.Chosen != home {
+			t.Errorf("request %d went to %s, want %s (%s)", i, d.Chosen, home, d.Reason)
+		}
+		if d.Reason == "" || len(d.Candidates) != 3 {
+			t.Errorf("request %d: record has reason %q and %d candidates, want a reason and 3", i, d.Reason, len(d.Candidates))
+		}
+		if r.usage.Details.Cached < 1900 {
+			t.Errorf("request %d: %d tokens were cached, want the prefix of about 2000", i, r.usage.Details.Cached)
+		}
+	}
+	// Once the events are in, the index itself must know the prefix.
+	e.eventually("index knows the prefix", func() bool {
+		for _, c := range e.explain(e.chat(req{text: prefix + " again", max: 1}).id).Candidates {
+			if c.Worker == home && c.MatchedTokens >= 1900 {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// Requests that match nothing must not pile up on one worker, whether they
+// come one after the other or at once (Infera 103 and 107).
+func TestColdTrafficSpreads(t *testing.T) {
+	e := start(t, settings{})
+	served := map[string]int{}
+	for i := range 30 {
+		r := e.chat(req{text: words(100+i, 300), max: 1})
+		served[e.explain(r.id).Chosen]++
+	}
+	for w, n := range served {
+		if n > 20 {
+			t.Errorf("%s served %d of 30 requests without any reuse", w, n)
+		}
+	}
+	if len(served) != 3 {
+		t.Errorf("requests went to %d workers, want all 3: %v", len(served), served)
+	}
+
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	burst := map[string]int{}
+	for i := range 24 {
+		wg.Go(func() {
+			r := e.chat(req{text: words(500+i, 300), max: 1})
+			mu.Lock()
+			defer mu.Unlock()
+			burst[r.id]++
+		})
+	}
+	wg.Wait()
+	served = map[string]int{}
+	for id := range burst {
+		served[e.explain(id).Chosen]++
+	}
+	for w, n := range served {
+		if n > 14 {
+			t.Errorf("%s got %d of a burst of 24", w, n)
+		}
+	}
+}
+
+// A worker that restarts on the same address has lost its cache: nothing must
+// be expected there (llm-d-router 1738).
+func TestRestartedWorkerGetsNoFalseHit(t *testing.T) {
+	e := start(t, settings{workers: 1})
+	prefix := words(2, 2000)
+	e.chat(req{text: prefix, max: 1})
+	e.eventually("prefix is in the index", func() bool {
+		return e.explain(e.chat(req{text: prefix + " x", max: 1}).id).Candidates[0].MatchedTokens >= 1900
+	})
+	if err := e.workers[0].Restart(); err != nil {
+		t.Fatal(err)
+	}
+	var r answer
+	e.eventually("worker answers again", func() bool {
+		r = e.chat(req{text: prefix + " y", max: 1})
+		return r.status == http.StatusOK
+	})
+	if c := e.explain(r.id).Candidates[0]; c.MatchedTokens+c.AnticipatedTokens > uint32(r.usage.Details.Cached) {
+		t.Errorf("expected %d+%d cached tokens after the restart, the engine had %d", c.MatchedTokens, c.AnticipatedTokens, r.usage.Details.Cached)
+	}
+}
+
+// A wiped cache is seen although vLLM announces it only with its next step.
+func TestWipedCacheIsSeen(t *testing.T) {
+	e := start(t, settings{workers: 1})
+	prefix := words(3, 1000)
+	e.chat(req{text: prefix, max: 1})
+	e.eventually("prefix is in the index", func() bool {
+		return e.explain(e.chat(req{text: prefix + " x", max: 1}).id).Candidates[0].MatchedTokens >= 900
+	})
+	e.eventually("engine is idle", func() bool { return e.workers[0].WipeCache() })
+	e.chat(req{text: "carries the event", max: 1})
+	e.eventually("index forgets the prefix", func() bool {
+		// A prompt that differs in its last words only, so that it does not
+		// itself fill the cache again with what is looked for.
+		other := e.chat(req{text: words(3, 1000)[:1200] + words(int(e.workers[0].Now()), 50), max: 1})
+		return other.status == http.StatusOK && e.explain(other.id).Candidates[0].MatchedTokens < 900
+	})
+}
+
+// Without any tokenizer the worker's own render route tokenises.
+func TestWithoutTokenizerTheWorkerRenders(t *testing.T) {
+	e := start(t, settings{workers: 2, worker: func(_ int, c *fleetsim.Config) {}})
+	e.write("fleet.yaml", dropLine(e.workerSet(""), "tokenizer:"))
+	prefix := words(4, 1500)
+	e.eventually("prefix is found by rendering", func() bool {
+		r := e.chat(req{text: prefix, max: 1})
+		if r.status != http.StatusOK {
+			return false
+		}
+		for _, c := range e.explain(r.id).Candidates {
+			if c.MatchedTokens >= 1400 {
+				return strings.Contains(e.metrics(), `mode="render"`)
+			}
+		}
+		return false
+	})
+}
+
+func dropLine(s, with string) string {
+	var out []string
+	for _, l := range strings.Split(s, "\n") {
+		if !strings.Contains(l, with) {
+			out = append(out, l)
+		}
+	}
+	return strings.Join(out, "\n")
+}
+
+func (e *env) metrics() string {
+	e.t.Helper()
+	resp, err := e.client.Get(e.stack.AdminURL() + "/metrics")
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var b strings.Builder
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := resp.Body.Read(buf)
+		b.Write(buf[:n])
+		if err != nil {
+			return b.String()
+		}
+	}
+}

@@ -1,0 +1,52 @@
+package acceptance
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+)
+
+// One trace leads from ingress through router to kvtracker, and no span holds
+// any of the prompt.
+func TestTraceThroughAllServices(t *testing.T) {
+	spans := tracetest.NewInMemoryExporter()
+	e := start(t, settings{workers: 1, spans: spans})
+	hr, err := http.NewRequestWithContext(t.Context(), http.MethodPost, e.stack.URL()+"/v1/chat/completions", strings.NewReader(req{text: "verysecretword", max: 1}.body()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const trace = "0af7651916cd43dd8448eb211c80319c"
+	hr.Header.Set("Content-Type", "application/json")
+	hr.Header.Set("Traceparent", "00-"+trace+"-b7ad6b7169203331-01")
+	resp, err := e.client.Do(hr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	e.eventually("spans of all three services are exported", func() bool {
+		seen := map[string]bool{}
+		for _, s := range spans.GetSpans() {
+			if s.SpanContext.TraceID().String() != trace {
+				continue
+			}
+			switch {
+			case strings.Contains(s.Name, "Route"):
+				seen["router"] = true
+			case strings.Contains(s.Name, "Match"):
+				seen["kvtracker"] = true
+			case strings.Contains(s.Name, "chat"):
+				seen["ingress"] = true
+			}
+		}
+		return len(seen) == 3
+	})
+	for _, s := range spans.GetSpans() {
+		for _, a := range s.Attributes {
+			if strings.Contains(a.Value.Emit(), "verysecretword") {
+				t.Errorf("span %s holds prompt text in %s", s.Name, a.Key)
+			}
+		}
+	}
+}
