@@ -44,6 +44,10 @@ type Config struct {
 	// a new seed. Nil: RandomHasher.
 	Hash func(seed uint64) Hasher
 
+	// LastCopyRemovals makes BlockRemoved name a block only when its last
+	// physical copy goes (vLLM PR 55092); otherwise every copy is announced.
+	LastCopyRemovals bool
+
 	// OnEvents makes Steps carry cache events. Without it they cost nothing.
 	OnEvents bool
 }
@@ -284,6 +288,16 @@ func (e *Engine) ResetPrefixCache() bool {
 		e.events = append(e.events, vllm.Event{Kind: vllm.AllBlocksCleared, LoRAID: -1, Group: -1})
 	}
 	return true
+}
+
+// PreemptAll sends every running request back to the queue, to be computed
+// again, so that ResetPrefixCache succeeds (vLLM's reset_running_requests).
+func (e *Engine) PreemptAll() {
+	for len(e.running) > 0 {
+		last := e.running[len(e.running)-1]
+		e.running = e.running[:len(e.running)-1]
+		e.preempt(last)
+	}
 }
 
 // Restart makes the engine a new process: empty cache, new hash seed, counters

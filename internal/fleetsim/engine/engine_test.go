@@ -345,6 +345,45 @@ func TestCopies(t *testing.T) {
 	}
 }
 
+func TestLastCopyRemovals(t *testing.T) {
+	e := engine.New(engine.Config{Profile: tiny(6), OnEvents: true, LastCopyRemovals: true})
+	now := 0.0
+	for i := range 3 {
+		submit(t, e, now, &engine.Request{ID: fmt.Sprint(i), Tokens: sequence(0, 8), MaxTokens: 1})
+		now, _ = run(e, now)
+	}
+	submit(t, e, now, &engine.Request{ID: "c", Tokens: sequence(100, 23), MaxTokens: 1})
+	_, steps := run(e, now)
+	if got := len(events(steps, vllm.BlockRemoved)); got != 2 {
+		t.Errorf("%d removals, want one for each of 2 hashes in 4 copies", got)
+	}
+}
+
+func TestPreemptAll(t *testing.T) {
+	e := engine.New(engine.Config{Profile: tiny(32)})
+	for i := range 3 {
+		submit(t, e, 0, &engine.Request{ID: fmt.Sprint(i), Tokens: sequence(10*i, 5), MaxTokens: 4})
+	}
+	end, _ := e.Begin(0)
+	e.PreemptAll()
+	if !e.ResetPrefixCache() {
+		t.Error("blocks are still in use")
+	}
+	e.End()
+	_, steps := run(e, end)
+	var order []string
+	for _, s := range steps {
+		for _, x := range s.Tokens {
+			if x.Last {
+				order = append(order, x.R.ID)
+			}
+		}
+	}
+	if d := cmp.Diff([]string{"0", "1", "2"}, order); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+}
+
 func TestPreemption(t *testing.T) {
 	// 8 blocks of 4: two requests of 9 tokens each hold 3 blocks and grow to 5.
 	e := engine.New(engine.Config{Profile: tiny(8)})

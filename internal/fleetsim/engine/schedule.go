@@ -163,7 +163,7 @@ func (e *Engine) take() int32 {
 	i, hash, evicted := e.pool.take()
 	if evicted {
 		e.stats.Removed++
-		if e.cfg.OnEvents {
+		if e.cfg.OnEvents && !(e.cfg.LastCopyRemovals && e.pool.lookup(hash) != none) {
 			e.events = append(e.events, e.removed(0, []uint64{hash}))
 		}
 	}

@@ -1,0 +1,153 @@
+package fleetsim
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/kinference/kinference/internal/fleetsim/engine"
+	"github.com/kinference/kinference/internal/vllm"
+)
+
+func (l *life) chatCompletions(w http.ResponseWriter, r *http.Request) { l.generate(w, r, true) }
+
+func (l *life) completions(w http.ResponseWriter, r *http.Request) { l.generate(w, r, false) }
+
+// choice is one of the sequences that a request generates.
+type choice struct {
+	index     int
+	r         *engine.Request
+	stream    stream
+	core      *core
+	text      strings.Builder
+	ids       []uint32 // kept for return_token_ids
+	generated int
+	reason    string // why it ended; "": it has not
+	begun     bool
+}
+
+func (l *life) generate(w http.ResponseWriter, r *http.Request, chat bool) {
+	l.requests.Add(1)
+	defer l.requests.Add(-1)
+	var req request
+	e := body(w, r, &req)
+	f := l.w.faults.request()
+	switch {
+	case f.hang:
+		<-r.Context().Done()
+		panic(http.ErrAbortHandler)
+	case f.drop:
+		panic(http.ErrAbortHandler)
+	case f.status != 0:
+		writeError(w, vllm.Error{Message: "simulated fault", Type: "InternalServerError", Code: f.status})
+		return
+	}
+	var j *job
+	if e == nil {
+		j, e = l.prepare(r, &req, chat)
+	}
+	if e != nil {
+		writeError(w, *e)
+		return
+	}
+	if l.w.cfg.RequestIDHeaders {
+		w.Header().Set("X-Request-Id", strings.TrimPrefix(strings.TrimPrefix(j.id, "chatcmpl-"), "cmpl-"))
+	}
+	notify := make(chan struct{}, 1)
+	choices, e := l.submit(j, notify)
+	if e != nil {
+		writeError(w, *e)
+		return
+	}
+	a := &answer{life: l, job: j, choices: choices, w: w, created: time.Now().Unix(), cut: f.cutAfter}
+	if kind := r.Header.Get("endpoint-load-metrics-format"); kind != "" && !j.stream {
+		a.loadFormat = kind
+	}
+	// The engine is rid of the request whatever happens to its client.
+	defer func() {
+		for _, c := range choices {
+			if c.reason == "" {
+				c.core.abort(c.r)
+			}
+		}
+	}()
+	for open := len(choices); open > 0; {
+		select {
+		case <-notify:
+		case <-r.Context().Done():
+			l.aborted.Add(1)
+			panic(http.ErrAbortHandler)
+		}
+		for _, c := range choices {
+			if c.reason != "" {
+				continue
+			}
+			ids, reason := c.stream.take()
+			if len(ids) == 0 && reason == "" {
+				continue
+			}
+			a.advance(c, ids, reason)
+			if reason != "" {
+				open--
+			}
+		}
+		a.flush()
+	}
+	a.finish()
+}
+
+// submit hands all sequences of a request to engines.
+func (l *life) submit(j *job, notify chan struct{}) ([]*choice, *vllm.Error) {
+	var list []*choice
+	for i, p := range j.prompts {
+		n := j.length(len(p))
+		for k := range j.n {
+			seed := uint64(k)
+			if j.req.Seed != nil {
+				seed += uint64(*j.req.Seed) << 16
+			}
+			c := &choice{index: i*j.n + k, core: l.core(j.rank)}
+			c.stream.notify = notify
+			c.r = &engine.Request{
+				// The number keeps IDs apart if a client uses one twice.
+				ID:     fmt.Sprintf("%s-%d", j.id, l.nextID.Add(1)),
+				Tokens: p, MaxTokens: j.maxTokens(len(p)), LoRA: j.lora,
+				Output: l.w.text.words.answer(p, seed, n, j.chat), Tag: &c.stream,
+			}
+			if j.req.CacheSalt != nil {
+				c.r.Salt = *j.req.CacheSalt
+			}
+			if err := c.core.submit(c.r); err != nil {
+				for _, c := range list {
+					c.core.abort(c.r)
+				}
+				return nil, fail(vllm.Internal(err.Error()))
+			}
+			list = append(list, c)
+		}
+	}
+	return list, nil
+}
+
+// core picks the engine: the one asked for, or the least loaded as vLLM's
+// internal balancer counts.
+func (l *life) core(rank int) *core {
+	if rank >= 0 {
+		return l.cores[rank]
+	}
+	best, least := l.cores[0], -1
+	if len(l.cores) == 1 {
+		return best
+	}
+	// Equals are taken in turn.
+	first := int(l.nextID.Load()) % len(l.cores)
+	for i := range l.cores {
+		k := l.cores[(first+i)%len(l.cores)]
+		running, waiting := k.load()
+		if score := 4*waiting + running; least < 0 || score < least {
+			best, least = k, score
+		}
+	}
+	return best
+}
