@@ -40,12 +40,6 @@ func copyHeader(dst, src http.Header) {
 	}
 }
 
-func copyAll(dst, src http.Header) {
-	for k, v := range src {
-		dst[k] = v
-	}
-}
-
 func hasPrivatePrefix(k string) bool {
 	for _, p := range privatePrefixes {
 		if strings.HasPrefix(k, p) {

@@ -98,13 +98,12 @@ type Call struct {
 	Header http.Header // sent as it is
 	Body   []byte
 	Stream bool
-	// Model replaces the model name in the answer, as JSON text.
+	// Model is the name that the client asked for, as JSON text. It replaces
+	// the engine's in the answer.
 	Model []byte
 	// HideUsage removes the chunk that carries usage only: the client did not
 	// ask for it.
 	HideUsage bool
-	// AnswerHeader is added to the header of the client's answer.
-	AnswerHeader http.Header
 	// OnFirst is called when the first content arrives.
 	OnFirst func(sinceSent time.Duration)
 }
@@ -147,6 +146,8 @@ type attempt struct {
 	cause  error // for the timer, set while it is stopped
 	out    writer
 	chunk  openai.Chunk
+	edited []byte // memory of edit
+	event  []byte // memory of an edited event
 	r      Result
 }
 
@@ -242,12 +243,14 @@ func (a *attempt) refused(resp *http.Response) {
 		a.r.Err = openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The model server refused the gateway.")
 	case status >= 400 && status < 500:
 		a.r.Err = openai.FromBody(status, body)
-	default:
+	case status == http.StatusNotImplemented: // what the request asks for, not this worker
+		a.r.Err = openai.FromBody(status, body)
+	case status >= 500:
 		a.r.Retry = true
-		a.r.Err = openai.FromBody(max(status, http.StatusInternalServerError), body)
-		if status < 500 { // a redirect, say
-			a.r.Err = openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The model server gave no valid answer.")
-		}
+		a.r.Err = openai.Server(http.StatusBadGateway, openai.CodeUpstream, failedText)
+	default: // a redirect, say
+		a.r.Retry = true
+		a.r.Err = openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The model server gave no valid answer.")
 	}
 }
 
@@ -276,11 +279,12 @@ func (a *attempt) whole(w http.ResponseWriter, resp *http.Response) {
 		return
 	}
 	a.r.Usage.Merge(a.chunk.Usage)
-	body, _ = a.edit(body)
+	if edited, changed := a.edit(body); changed {
+		body = edited
+	}
 	a.r.LastContent = time.Now()
 	h := w.Header()
 	copyHeader(h, resp.Header)
-	copyAll(h, a.c.AnswerHeader)
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	a.r.Committed = true
@@ -312,29 +316,34 @@ func readAll(resp *http.Response, limit int64) ([]byte, error) {
 // name that it asked for, and loses an error member that is null, which one
 // SDK takes for a failure. It reports whether anything changed.
 func (a *attempt) edit(text []byte) ([]byte, bool) {
-	var changes [2]openai.Change
-	n := 0
-	if a.chunk.Model.Kind == openai.String && len(a.c.Model) > 0 && !bytes.Equal(a.chunk.Model.Raw, a.c.Model) {
-		changes[n] = openai.Set(a.c.Model, "model")
-		n++
+	m := &a.chunk.Model
+	rename := m.Kind == openai.String && !bytes.Equal(m.Raw, a.c.Model)
+	switch {
+	case a.chunk.NullError:
+		changes := []openai.Change{openai.Remove("error")}
+		if rename {
+			changes = append(changes, openai.Set(a.c.Model, "model"))
+		}
+		out, err := a.chunk.Object().Apply(nil, changes...)
+		return out, err == nil
+	case rename: // on every chunk of a stream for an alias
+		out := append(a.edited[:0], text[:m.Offset]...)
+		out = append(out, a.c.Model...)
+		a.edited = append(out, text[m.Offset+len(m.Raw):]...)
+		return a.edited, true
 	}
-	if a.chunk.NullError {
-		changes[n] = openai.Remove("error")
-		n++
-	}
-	if n == 0 {
-		return text, false
-	}
-	out, err := a.chunk.Object().Apply(make([]byte, 0, len(text)+len(a.c.Model)), changes[:n]...)
-	if err != nil {
-		return text, false
-	}
-	return out, true
+	return text, false
 }
+
+// failedText is what clients get to know of a fault inside a worker.
+const failedText = "The model server could not complete the request."
 
 // errorEvent notes an error that the worker sent in place of content.
 func (a *attempt) errorEvent() {
 	e := openai.FromEvent(a.chunk.Error)
+	if e.Status >= 500 {
+		e = openai.Server(http.StatusBadGateway, openai.CodeUpstream, failedText)
+	}
 	a.fail(Status, errors.New("error of the engine, status "+strconv.Itoa(e.Status)))
 	a.r.Err = e
 	a.r.Retry = !a.r.Committed && (e.Status >= 500 || e.Status == http.StatusTooManyRequests)

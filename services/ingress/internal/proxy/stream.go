@@ -120,7 +120,8 @@ func (s *stream) content(e *openai.Event) {
 	}
 	raw := e.Raw
 	if data, changed := s.edit(e.Data); changed {
-		raw = openai.AppendEvent(nil, e.Type, data)
+		s.event = openai.AppendEvent(s.event[:0], e.Type, data)
+		raw = s.event
 	}
 	if s.r.Committed && s.chunk.HasChoices {
 		s.r.Chunks++
@@ -159,7 +160,6 @@ func (s *stream) commit() {
 	s.r.Committed = true
 	h := s.w.Header()
 	copyHeader(h, s.header)
-	copyAll(h, s.c.AnswerHeader)
 	h.Set("Content-Type", "text/event-stream; charset=utf-8")
 	h.Set("Cache-Control", "no-cache")
 	h.Set("X-Accel-Buffering", "no") // nginx would buffer the stream

@@ -1,0 +1,141 @@
+package ingress
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"io"
+	"mime"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/kinference/kinference/internal/openai"
+)
+
+// ServeHTTP answers all paths. There is no mux: it would redirect odd paths
+// and answer unknown ones in its own form.
+func (v *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch path := r.URL.Path; {
+	case path == openai.RouteChat.Path():
+		v.post(w, r, openai.RouteChat)
+	case path == openai.RouteCompletions.Path():
+		v.post(w, r, openai.RouteCompletions)
+	case path == "/v1/models" || strings.HasPrefix(path, "/v1/models/"):
+		w.Header().Set("X-Request-Id", v.requestID(r))
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			wrongMethod(w, "GET, HEAD")
+			return
+		}
+		v.models(w, strings.TrimPrefix(strings.TrimPrefix(path, "/v1/models"), "/"))
+	default:
+		w.Header().Set("X-Request-Id", v.requestID(r))
+		(&openai.Error{Status: http.StatusNotFound, Type: openai.TypeInvalidRequest, Code: "unknown_url", Message: "There is nothing at this path."}).Write(w)
+	}
+}
+
+func (v *server) post(w http.ResponseWriter, r *http.Request, route openai.Route) {
+	id := v.requestID(r)
+	w.Header().Set("X-Request-Id", id)
+	if r.Method != http.MethodPost {
+		wrongMethod(w, "POST")
+		return
+	}
+	// Until its last report is sent nobody else may use this id.
+	if _, used := v.ids.LoadOrStore(id, nil); used {
+		id = newID()
+		w.Header().Set("X-Request-Id", id)
+		v.ids.Store(id, nil)
+	}
+	x := &exchange{server: v, w: w, r: r, id: id, label: otherModel}
+	x.req.Route = route
+	v.metrics.active.Add(v.ctx, 1)
+	x.serve()
+	v.metrics.active.Add(v.ctx, -1)
+	v.metrics.answered(v.ctx, x)
+	if !x.routed {
+		v.ids.Delete(id)
+	}
+}
+
+func wrongMethod(w http.ResponseWriter, allowed string) {
+	w.Header().Set("Allow", allowed)
+	(&openai.Error{Status: http.StatusMethodNotAllowed, Type: openai.TypeInvalidRequest, Code: "method_not_allowed", Message: "This path takes " + allowed + " only."}).Write(w)
+}
+
+// requestID is the client's own id if it is a decent one, else a new one.
+func (v *server) requestID(r *http.Request) string {
+	id := r.Header.Get("X-Request-Id")
+	if len(id) == 0 || len(id) > 128 {
+		return newID()
+	}
+	for _, c := range []byte(id) {
+		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_' || c == '.' || c == ':') {
+			return newID()
+		}
+	}
+	return id
+}
+
+func newID() string {
+	var b [16]byte
+	rand.Read(b[:]) // never fails
+	return "req-" + hex.EncodeToString(b[:])
+}
+
+// readBody reads the body within the limits of size, time and memory. release
+// gives the memory back; the error is nil with a nil body if the client left.
+func (x *exchange) readBody() (body []byte, release func(), e *openai.Error) {
+	release = func() {}
+	h := x.r.Header
+	if enc := h.Get("Content-Encoding"); enc != "" && !strings.EqualFold(enc, "identity") {
+		return nil, release, &openai.Error{Status: http.StatusUnsupportedMediaType, Type: openai.TypeInvalidRequest, Code: "unsupported_content_encoding",
+			Message: "Compressed request bodies are not accepted. Send the body without Content-Encoding."}
+	}
+	if ct := h.Get("Content-Type"); ct != "" {
+		if kind, _, err := mime.ParseMediaType(ct); err != nil || kind != "application/json" && !strings.HasSuffix(kind, "+json") {
+			return nil, release, &openai.Error{Status: http.StatusUnsupportedMediaType, Type: openai.TypeInvalidRequest, Code: "unsupported_content_type",
+				Message: "The request body must be JSON. Send the header Content-Type: application/json."}
+		}
+	}
+	if x.r.ContentLength > x.MaxBody {
+		x.w.Header().Set("Connection", "close") // rather than read it all
+		return nil, release, openai.TooLarge(x.MaxBody)
+	}
+
+	// A body of unknown length counts as the longest one until it is here.
+	hold := x.r.ContentLength
+	if hold < 0 {
+		hold = x.MaxBody
+	}
+	release = func() { x.bodies.Add(-hold) }
+	if x.bodies.Add(hold) > x.MaxBodies {
+		return nil, release, openai.Overloaded("The gateway has too many requests in hand. Try again later.", time.Second)
+	}
+	ctl := http.NewResponseController(x.w)
+	_ = ctl.SetReadDeadline(time.Now().Add(x.BodyTimeout)) // not there in tests only
+	var b bytes.Buffer
+	b.Grow(int(max(x.r.ContentLength, 0)) + bytes.MinRead)
+	_, err := b.ReadFrom(http.MaxBytesReader(x.w, x.r.Body, x.MaxBody))
+	_ = ctl.SetReadDeadline(time.Time{})
+	if err == nil {
+		x.bodies.Add(int64(b.Len()) - hold)
+		hold = int64(b.Len())
+		return b.Bytes(), release, nil
+	}
+	var large *http.MaxBytesError
+	switch {
+	case errors.As(err, &large):
+		return nil, release, openai.TooLarge(x.MaxBody)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		x.w.Header().Set("Connection", "close")
+		return nil, release, &openai.Error{Status: http.StatusRequestTimeout, Type: openai.TypeInvalidRequest, Code: openai.CodeTimeout, Message: "The request body did not arrive in time."}
+	case x.r.Context().Err() != nil || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, context.Canceled):
+		return nil, release, nil
+	}
+	x.w.Header().Set("Connection", "close")
+	return nil, release, openai.Invalid("", "", "The request body could not be read.")
+}

@@ -1,0 +1,162 @@
+// Package ingress answers clients in the OpenAI dialect: it parses a request
+// once, turns it into tokens and block hashes, asks the router for workers and
+// proxies the answer as it comes.
+//
+// The all in one binary, its own main and tests run the same Service. It keeps
+// no state but a copy of the catalog and caches, so any number of them may run
+// side by side. When the router is away, requests are answered 503 and the
+// catalog in hand stays; when a worker is away, the next one is asked.
+package ingress
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/kinference/kinference/internal/daemon"
+	"github.com/kinference/kinference/internal/rpc"
+	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
+	"github.com/kinference/kinference/services/ingress/internal/catalog"
+	"github.com/kinference/kinference/services/ingress/internal/prompt"
+	"github.com/kinference/kinference/services/ingress/internal/proxy"
+	"github.com/kinference/kinference/services/ingress/internal/report"
+)
+
+// Service is the ingress service.
+type Service struct{ Config }
+
+var _ daemon.Service = (*Service)(nil)
+
+// server is one run of the service.
+type server struct {
+	Config
+	ctx     context.Context // of Run: logs, metrics, traces; done when draining
+	router  routerv1connect.RouterServiceClient
+	view    atomic.Pointer[catalog.View]
+	prompts *prompt.Maker
+	proxy   *proxy.Proxy
+	reports *report.Queue
+	metrics *metrics
+	tracer  trace.Tracer
+	bodies  atomic.Int64 // bytes of request bodies in memory
+	ids     sync.Map     // request ids in use
+	started int64        // Unix time
+}
+
+// Run serves until ctx is done, then lets requests finish for
+// daemon.DrainTimeout.
+func (s *Service) Run(ctx context.Context) error {
+	s.defaults()
+	if err := s.Validate(); err != nil {
+		return err
+	}
+	m, err := newMetrics(daemon.Meter(ctx))
+	if err != nil {
+		return err
+	}
+	l, err := rpc.Listen(s.Listener, s.Listen)
+	if err != nil {
+		return err
+	}
+	// What requests need outlives ctx until the last of them is answered, and
+	// the client of the router until the last report is sent.
+	reporting, close := context.WithCancel(context.WithoutCancel(ctx))
+	defer close()
+	serving, stop := context.WithCancel(reporting)
+	router := rpc.Client(reporting, s.RouterURL, routerv1connect.NewRouterServiceClient)
+	v := &server{
+		Config: s.Config, ctx: ctx, router: router, metrics: m, tracer: daemon.Tracer(ctx), started: time.Now().Unix(),
+		proxy: proxy.New(proxy.Settings{
+			Connect: s.ConnectTimeout, FirstByte: s.FirstByteTimeout, Idle: s.IdleTimeout, Write: s.WriteTimeout, KeepAlive: s.KeepAlive,
+			PerHost: s.WorkerConnections, MaxEvent: s.MaxEvent, MaxAnswer: s.MaxAnswer,
+		}),
+		reports: report.New(router, func(n int) { m.reportsLost.Add(serving, int64(n)) }),
+	}
+	defer v.proxy.Close()
+	v.prompts = prompt.New(prompt.Settings{
+		CacheBytes: s.TokenCacheBytes, WorkerTime: s.PromptTimeout, Retry: s.PromptRetry, Transport: v.proxy.Transport(), Log: daemon.Logger(ctx),
+	})
+
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
+	defer stop()
+	tasks.Go(func() { v.reports.Run(serving) })
+	tasks.Go(func() { v.watch(serving) })
+	context.AfterFunc(ctx, func() { daemon.Ready(ctx, false) })
+	return v.serve(ctx, l)
+}
+
+// watch keeps the catalog. A new view is used once its tokenizers are loaded;
+// those that could not be are tried again now and then.
+func (v *server) watch(ctx context.Context) {
+	log := daemon.Logger(v.ctx)
+	views := make(chan *catalog.View)
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
+	tasks.Go(func() {
+		catalog.Watch(ctx, log, v.router, func(view *catalog.View) {
+			select {
+			case views <- view:
+			case <-ctx.Done():
+			}
+		})
+	})
+	retry := time.NewTimer(0)
+	<-retry.C
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case view := <-views:
+			if v.prompts.Prepare(view) {
+				retry.Reset(v.PromptRetry)
+			}
+			if v.view.Swap(view) == nil {
+				daemon.Ready(v.ctx, v.ctx.Err() == nil)
+			}
+			log.Info("catalog", "version", view.Version, "models", len(view.Models))
+		case <-retry.C:
+			if view := v.view.Load(); view != nil && v.prompts.Prepare(view) {
+				retry.Reset(v.PromptRetry)
+			}
+		}
+	}
+}
+
+type connKey struct{}
+
+// serve runs the HTTP server. Streams that are left when the time for draining
+// is nearly over end with an error event rather than without one.
+func (v *server) serve(ctx context.Context, l net.Listener) error {
+	requests, abort := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer abort(nil)
+	drain := daemon.DrainTimeout(ctx)
+	defer context.AfterFunc(ctx, func() {
+		time.AfterFunc(drain-min(drain/10, time.Second), func() { abort(proxy.ErrStopping) })
+	})()
+	var conns atomic.Uint64
+	srv := &http.Server{
+		Handler:        v,
+		MaxHeaderBytes: v.MaxHeader,
+		HTTP2:          &http.HTTP2Config{MaxConcurrentStreams: v.MaxConnectionStreams},
+		BaseContext:    func(net.Listener) context.Context { return requests },
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			// The address names a connection among all that clients have open;
+			// the number tells it from a later one of the same address.
+			return context.WithValue(ctx, connKey{}, c.RemoteAddr().String()+"#"+strconv.FormatUint(conns.Add(1), 10))
+		},
+	}
+	daemon.Logger(ctx).Info("serving", "addr", l.Addr().String())
+	err := rpc.ServeHTTP(ctx, l, srv)
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,232 @@
+// Package prompt turns a request into what the router compares with workers'
+// caches: the number of tokens and the hashes of the blocks, per profile.
+//
+// It renders the chat template and tokenises here when the profile names a
+// model folder. Where that is not possible it asks one of the workers, within
+// a short time, for the rendered prompt or the token ids, and when they cannot
+// tell either it hashes the text itself (approximate mode), which still
+// recognises a conversation that goes on. A wrong or missing prefix costs a
+// cache hit, never correctness, so no failure here fails a request. A Maker is
+// safe for concurrent use.
+package prompt
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/kinference/kinference/internal/chat"
+	"github.com/kinference/kinference/internal/kvhash"
+	"github.com/kinference/kinference/internal/openai"
+	"github.com/kinference/kinference/internal/tokens"
+	"github.com/kinference/kinference/services/ingress/internal/catalog"
+)
+
+// Mode is how a prompt's tokens became known.
+type Mode string
+
+// The modes, best first.
+const (
+	Given       Mode = "given"       // the client sent token ids
+	Local       Mode = "local"       // own template and tokenizer
+	Render      Mode = "render"      // the worker's render endpoint
+	Tokenize    Mode = "tokenize"    // the worker's /tokenize
+	Approximate Mode = "approximate" // hashes of text
+)
+
+const (
+	// approxBytes of text stand for one token; English has about four.
+	approxBytes = 4
+	// approxBlock is the block size in such tokens while none is known.
+	approxBlock = 64
+)
+
+// Settings of a Maker.
+type Settings struct {
+	CacheBytes int           // bound of the prefix cache, for each model folder
+	WorkerTime time.Duration // most that asking a worker may take
+	Retry      time.Duration // until something that failed is tried again
+	Transport  http.RoundTripper
+	Log        *slog.Logger
+}
+
+// Prompt is a request as one profile sees it.
+type Prompt struct {
+	Profile   *catalog.Profile
+	Mode      Mode
+	Tokens    int
+	IDs       []uint32 // nil in approximate mode; do not modify
+	Cached    int      // of Tokens, how many the prefix cache had
+	BlockSize int
+	Hashes    []kvhash.Hash
+}
+
+// Exact reports whether Tokens is a count and no estimate.
+func (p *Prompt) Exact() bool { return p.Mode != Approximate }
+
+// Maker makes prompts.
+type Maker struct {
+	set Settings
+
+	mu      sync.RWMutex
+	models  map[string]*model // by folder
+	workers map[string]*asker // by profile
+}
+
+// model is a loaded model folder; what could not be loaded is nil.
+type model struct {
+	cache    *tokens.PrefixCache
+	template *chat.Template
+	tried    time.Time
+	failed   bool // something is missing that should be there
+}
+
+// New makes a Maker.
+func New(s Settings) *Maker {
+	return &Maker{set: s, models: map[string]*model{}, workers: map[string]*asker{}}
+}
+
+// Prepare loads the model folders of a catalog, which can take a second each,
+// and forgets what the catalog no longer has. Folders are read once; those
+// that failed are tried again by a later call. It reports whether a folder
+// could not be loaded.
+func (m *Maker) Prepare(v *catalog.View) (failed bool) {
+	models, workers := map[string]*model{}, map[string]*asker{}
+	m.mu.RLock()
+	for _, name := range v.Models {
+		for _, p := range name.Profiles {
+			if workers[p.ID] = m.workers[p.ID]; workers[p.ID] == nil {
+				workers[p.ID] = &asker{}
+			}
+			if p.TokenizerPath != "" {
+				models[p.TokenizerPath] = m.models[p.TokenizerPath]
+			}
+		}
+	}
+	m.mu.RUnlock()
+	for path, old := range models {
+		if old == nil || old.failed && time.Since(old.tried) >= m.set.Retry {
+			models[path] = m.load(path)
+		}
+		failed = failed || models[path].failed
+	}
+	m.mu.Lock()
+	m.models, m.workers = models, workers
+	m.mu.Unlock()
+	return failed
+}
+
+func (m *Maker) load(path string) *model {
+	out := &model{tried: time.Now()}
+	if t, err := tokens.Load(path); err != nil {
+		out.failed = true
+		m.set.Log.Warn("tokenizer not usable, asking workers instead", "path", path, "err", err)
+	} else {
+		out.cache = tokens.NewPrefixCache(t, m.set.CacheBytes)
+	}
+	var err error
+	if out.template, err = chat.Load(path); err != nil {
+		// A model that has no template will not get one by waiting.
+		out.failed = out.failed || !errors.Is(err, chat.ErrNoTemplate)
+		m.set.Log.Warn("chat template not usable, asking workers instead", "path", path, "err", err)
+	}
+	return out
+}
+
+// Make makes one Prompt for each profile, in their order. Of a completions
+// request with several prompts it takes the first, which says where the
+// request's prefix is cached as well as any.
+func (m *Maker) Make(ctx context.Context, r *openai.Request, profiles []*catalog.Profile) []Prompt {
+	out := make([]Prompt, len(profiles))
+	var deadline context.Context // for all questions to workers together
+	for i, p := range profiles {
+		q := &out[i]
+		q.Profile, q.BlockSize = p, p.BlockSize
+		m.mu.RLock()
+		local, ask := m.models[p.TokenizerPath], m.workers[p.ID]
+		m.mu.RUnlock()
+		switch {
+		case r.PromptTokens != nil:
+			q.Mode, q.IDs = Given, r.PromptTokens
+		case i > 0 && p.TokenizerPath != "" && p.TokenizerPath == profiles[i-1].TokenizerPath && out[i-1].Mode == Local:
+			q.Mode, q.IDs, q.Cached = Local, out[i-1].IDs, out[i-1].Cached
+		case local.encode(r, q):
+			q.Mode = Local
+		case ask != nil && len(p.Workers) > 0:
+			if deadline == nil {
+				var cancel context.CancelFunc
+				deadline, cancel = context.WithTimeout(ctx, m.set.WorkerTime)
+				defer cancel()
+			}
+			q.IDs, q.Mode = ask.ask(deadline, &m.set, r, p)
+		default:
+			q.Mode = Approximate
+		}
+		ids, root := q.IDs, kvhash.Root(p.LoRA, r.CacheSalt)
+		if q.Mode == Approximate {
+			ids, root = pack(r), kvhash.Extra(root, "text")
+			if q.BlockSize == 0 {
+				q.BlockSize = approxBlock
+			}
+		}
+		q.Tokens = len(ids)
+		if q.BlockSize > 0 {
+			q.Hashes = kvhash.Append(make([]kvhash.Hash, 0, len(ids)/q.BlockSize), root, ids, q.BlockSize)
+		}
+	}
+	return out
+}
+
+// encode renders and tokenises r, false if this model cannot. Where our
+// rendering fails the engine's may not, and its refusal is the right one.
+func (m *model) encode(r *openai.Request, q *Prompt) bool {
+	if m == nil || m.cache == nil {
+		return false
+	}
+	if r.Route == openai.RouteCompletions {
+		q.IDs, q.Cached = m.cache.Encode(r.Prompt, r.AddSpecial)
+		return true
+	}
+	if m.template == nil {
+		return false
+	}
+	text, err := m.template.Render(chat.Request{
+		Messages: r.Messages, Tools: r.Tools, Documents: r.Documents, Kwargs: r.TemplateKwargs, ReasoningEffort: r.ReasoningEffort,
+		AddGenerationPrompt: r.AddGenerationPrompt, ContinueFinalMessage: r.ContinueFinalMessage,
+	})
+	if err != nil {
+		return false
+	}
+	q.IDs, q.Cached = m.cache.Encode(text, false)
+	return true
+}
+
+// pack makes pseudo tokens of the text of r: tools first, as templates put
+// them, then the messages. The next turn of a conversation begins with the
+// same bytes.
+func pack(r *openai.Request) []uint32 {
+	parts := [...][]byte{r.Tools, r.Messages, []byte(r.Prompt)}
+	if n := len(r.Messages); n > 0 {
+		parts[1] = r.Messages[:n-1] // the bracket at the end is where the next turn goes on
+	}
+	n := 0
+	for _, p := range parts {
+		n += (len(p) + approxBytes - 1) / approxBytes
+	}
+	ids := make([]uint32, 0, n)
+	for _, p := range parts {
+		for ; len(p) >= approxBytes; p = p[approxBytes:] {
+			ids = append(ids, binary.LittleEndian.Uint32(p))
+		}
+		if len(p) > 0 {
+			var last [approxBytes]byte
+			copy(last[:], p)
+			ids = append(ids, binary.LittleEndian.Uint32(last[:]))
+		}
+	}
+	return ids
+}

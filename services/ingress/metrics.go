@@ -1,0 +1,132 @@
+package ingress
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kinference/kinference/internal/openai"
+	"github.com/kinference/kinference/services/ingress/internal/prompt"
+	"github.com/kinference/kinference/services/ingress/internal/proxy"
+)
+
+// otherModel labels what asks for a model that the catalog does not have:
+// names from clients would make series without bound.
+const otherModel = "other"
+
+// metrics are the instruments of this service. GenAI semantic conventions come
+// first; what they have no name for is kinference.ingress.*. Labels are
+// bounded: routes, configured models and profiles, statuses, fixed words.
+type metrics struct {
+	requests    metric.Int64Counter
+	active      metric.Int64UpDownCounter
+	duration    metric.Float64Histogram
+	firstToken  metric.Float64Histogram
+	perToken    metric.Float64Histogram
+	usage       metric.Int64Histogram
+	cached      metric.Int64Counter
+	overhead    metric.Float64Histogram
+	mode        metric.Int64Counter
+	tokenCache  metric.Int64Counter
+	failovers   metric.Int64Counter
+	reportsLost metric.Int64Counter
+}
+
+// Bucket boundaries in seconds, and in tokens.
+var (
+	durationBuckets = []float64{.01, .02, .04, .08, .16, .32, .64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 160, 320, 600}
+	firstBuckets    = []float64{.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 15, 20, 30, 45, 60, 120}
+	perTokenBuckets = []float64{.001, .0025, .005, .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5}
+	overheadBuckets = []float64{.0001, .00025, .0005, .00075, .001, .0015, .002, .003, .005, .01, .025, .05, .1, .25, 1}
+	tokenBuckets    = []float64{1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576}
+)
+
+func newMetrics(m metric.Meter) (*metrics, error) {
+	var faults []error
+	counter := func(name, unit, text string) metric.Int64Counter {
+		c, err := m.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(text))
+		faults = append(faults, err)
+		return c
+	}
+	seconds := func(name, text string, buckets []float64) metric.Float64Histogram {
+		h, err := m.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(text), metric.WithExplicitBucketBoundaries(buckets...))
+		faults = append(faults, err)
+		return h
+	}
+	s := &metrics{
+		requests:    counter("kinference.ingress.requests", "{request}", "Requests by route, model and answered status; status 499 is a client that left."),
+		duration:    seconds("gen_ai.server.request.duration", "Time from the request's last byte to the answer's.", durationBuckets),
+		firstToken:  seconds("gen_ai.server.time_to_first_token", "Time from the request's last byte to the first content written.", firstBuckets),
+		perToken:    seconds("gen_ai.server.time_per_output_token", "Time per output token after the first one.", perTokenBuckets),
+		cached:      counter("kinference.ingress.cached_tokens", "{token}", "Prompt tokens that workers took from their cache."),
+		overhead:    seconds("kinference.ingress.overhead", "Time that a request spent here and in the router until its first content, not in the worker.", overheadBuckets),
+		mode:        counter("kinference.ingress.prompt.mode", "{prompt}", "Prompts by profile and by how their tokens became known: given, local, render, tokenize, approximate."),
+		tokenCache:  counter("kinference.ingress.token_cache.tokens", "{token}", "Prompt tokens by whether the token cache had them (hit) or not (miss)."),
+		failovers:   counter("kinference.ingress.failovers", "{attempt}", "Attempts given up for another worker, by reason."),
+		reportsLost: counter("kinference.ingress.reports.dropped", "{report}", "Reports that the router never got."),
+	}
+	var err error
+	s.active, err = m.Int64UpDownCounter("kinference.ingress.active_requests", metric.WithUnit("{request}"), metric.WithDescription("Requests being answered."))
+	faults = append(faults, err)
+	s.usage, err = m.Int64Histogram("gen_ai.client.token.usage", metric.WithUnit("{token}"), metric.WithDescription("Tokens of a request by type; input includes cached ones."),
+		metric.WithExplicitBucketBoundaries(tokenBuckets...))
+	return s, errors.Join(append(faults, err)...)
+}
+
+// prompts records how prompts were made.
+func (m *metrics) prompts(ctx context.Context, prompts []prompt.Prompt) {
+	for i := range prompts {
+		p := &prompts[i]
+		m.mode.Add(ctx, 1, metric.WithAttributes(attribute.String("profile", p.Profile.ID), attribute.String("mode", string(p.Mode))))
+		if p.Mode == prompt.Local {
+			m.tokenCache.Add(ctx, int64(p.Cached), metric.WithAttributes(attribute.String("result", "hit")))
+			m.tokenCache.Add(ctx, int64(p.Tokens-p.Cached), metric.WithAttributes(attribute.String("result", "miss")))
+		}
+	}
+}
+
+// answered records a finished request.
+func (m *metrics) answered(ctx context.Context, x *exchange) {
+	operation := "chat"
+	if x.req.Route == openai.RouteCompletions {
+		operation = "text_completion"
+	}
+	set := metric.WithAttributeSet(attribute.NewSet(attribute.String("gen_ai.operation.name", operation), attribute.String("gen_ai.request.model", x.label)))
+	now := time.Now()
+	m.requests.Add(ctx, 1, metric.WithAttributes(attribute.String("route", x.req.Route.Path()), attribute.String("model", x.label), attribute.String("status", strconv.Itoa(x.status))))
+	m.duration.Record(ctx, now.Sub(x.began).Seconds(), set)
+	r := &x.result
+	if r.Sent.IsZero() {
+		return
+	}
+	arrived, written := r.FirstContent, r.FirstWritten
+	if arrived.IsZero() {
+		arrived = r.LastContent // an answer that is no stream
+	} else if !written.IsZero() {
+		m.firstToken.Record(ctx, written.Sub(x.began).Seconds(), set)
+	}
+	if !written.IsZero() && x.attempts == 1 {
+		m.overhead.Record(ctx, (r.Sent.Sub(x.began) + written.Sub(arrived)).Seconds(), set)
+	}
+	u := &r.Usage
+	if n := max(u.Output, r.Chunks); n > 1 && !r.FirstContent.IsZero() {
+		m.perToken.Record(ctx, r.LastContent.Sub(r.FirstContent).Seconds()/float64(n-1), set)
+	}
+	for kind, n := range map[string]int{"input": u.Prompt, "output": u.Output} {
+		if n != openai.Unknown {
+			m.usage.Record(ctx, int64(n), metric.WithAttributes(attribute.String("gen_ai.token.type", kind), attribute.String("gen_ai.request.model", x.label)))
+		}
+	}
+	if u.Cached > 0 {
+		m.cached.Add(ctx, int64(u.Cached), metric.WithAttributes(attribute.String("model", x.label)))
+	}
+}
+
+// failedOver records an attempt that another worker makes good.
+func (m *metrics) failedOver(ctx context.Context, reason proxy.Reason) {
+	m.failovers.Add(ctx, 1, metric.WithAttributes(attribute.String("reason", string(reason))))
+}

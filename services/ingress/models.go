@@ -1,0 +1,74 @@
+package ingress
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/kinference/kinference/internal/openai"
+	"github.com/kinference/kinference/services/ingress/internal/catalog"
+)
+
+// modelObject is OpenAI's model object with the members that vLLM adds.
+type modelObject struct {
+	ID          string  `json:"id"`
+	Object      string  `json:"object"`
+	Created     int64   `json:"created"`
+	OwnedBy     string  `json:"owned_by"`
+	Root        string  `json:"root"`
+	Parent      *string `json:"parent"` // of a LoRA adapter
+	MaxModelLen *int    `json:"max_model_len"`
+}
+
+// models answers GET /v1/models and, with a name, GET /v1/models/{name}. Names
+// may hold slashes.
+func (v *server) models(w http.ResponseWriter, name string) {
+	view := v.view.Load()
+	if view == nil {
+		openai.Overloaded("The gateway is starting. Try again later.", time.Second).Write(w)
+		return
+	}
+	if name != "" {
+		m := view.Model(name)
+		if m == nil {
+			openai.ModelNotFound(name).Write(w)
+			return
+		}
+		writeJSON(w, v.modelObject(m))
+		return
+	}
+	list := struct {
+		Object string        `json:"object"`
+		Data   []modelObject `json:"data"`
+	}{"list", make([]modelObject, 0, len(view.Models))}
+	for _, m := range view.Models {
+		list.Data = append(list.Data, v.modelObject(m))
+	}
+	writeJSON(w, list)
+}
+
+func (v *server) modelObject(m *catalog.Model) modelObject {
+	o := modelObject{ID: m.Name, Object: "model", Created: v.started, OwnedBy: "kinference", Root: m.Root}
+	if o.Root == "" {
+		o.Root = m.Name
+	}
+	if m.Adapter {
+		o.Parent = &m.Root
+	}
+	if m.MaxModelLen > 0 {
+		o.MaxModelLen = &m.MaxModelLen
+	}
+	return o
+}
+
+func writeJSON(w http.ResponseWriter, value any) {
+	body, err := json.Marshal(value)
+	if err != nil { // cannot be: the types above always marshal
+		openai.Server(http.StatusInternalServerError, "", "The answer could not be made.").Write(w)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	_, _ = w.Write(body)
+}

@@ -1,0 +1,373 @@
+package ingress
+
+import (
+	"context"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/kinference/kinference/internal/daemon"
+	"github.com/kinference/kinference/internal/openai"
+	"github.com/kinference/kinference/internal/rpc"
+	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
+	"github.com/kinference/kinference/services/ingress/internal/catalog"
+	"github.com/kinference/kinference/services/ingress/internal/prompt"
+	"github.com/kinference/kinference/services/ingress/internal/proxy"
+)
+
+const (
+	// statusLeft is recorded for a client that left before its answer. Nobody
+	// gets to see it; the number is nginx's.
+	statusLeft = 499
+	// rounds is how often the router is asked about one request: once more
+	// when all workers of its first answer failed.
+	rounds = 2
+	// flushTime bounds how long a second question waits for the reports about
+	// the first answer, which would otherwise undo its booking.
+	flushTime = 100 * time.Millisecond
+)
+
+// exchange is one request to a generating route, from its body to its report.
+type exchange struct {
+	*server
+	w     http.ResponseWriter
+	r     *http.Request
+	id    string
+	label string // model label for metrics
+
+	ctx      context.Context // of the request: client, total timeout, span
+	span     trace.Span
+	began    time.Time // when the body was complete
+	req      openai.Request
+	model    *catalog.Model
+	prompts  []prompt.Prompt
+	body     []byte // as sent upstream, for bodyFor
+	bodyName string
+	bodyIDs  *prompt.Prompt
+
+	routed   bool // the router has it in its ledger
+	attempts int
+	status   int
+	result   proxy.Result
+}
+
+// serve runs the steps of a request. Each may answer and end it.
+func (x *exchange) serve() {
+	body, release, e := x.readBody()
+	defer release()
+	x.began = time.Now()
+	if e == nil && body == nil {
+		x.status = statusLeft
+		return
+	}
+	x.trace()
+	defer x.endSpan()
+	var cancel context.CancelFunc
+	x.ctx, cancel = context.WithTimeoutCause(x.ctx, x.TotalTimeout, proxy.ErrTotal)
+	defer cancel()
+	if e == nil {
+		e = x.req.Parse(x.req.Route, body, x.MaxDepth)
+	}
+	if e == nil {
+		e = x.resolve()
+	}
+	if e == nil {
+		x.prompts = x.server.prompts.Make(x.ctx, &x.req, x.model.Profiles)
+		x.metrics.prompts(x.server.ctx, x.prompts)
+		e = x.fits()
+	}
+	if e == nil {
+		e = x.forward()
+	}
+	switch {
+	case x.result.Committed:
+		x.status = http.StatusOK
+	case x.result.Reason == proxy.Canceled || e == nil:
+		x.status = statusLeft
+	default:
+		x.status = e.Status
+		e.Write(x.w)
+	}
+	if x.routed {
+		x.reports.Done(x.id, x.outcome(), x.usage(), func() { x.ids.Delete(x.id) })
+	}
+}
+
+// trace starts the request's span. A client's own trace is linked, not joined:
+// it may not decide what we sample.
+func (x *exchange) trace() {
+	from := daemon.Propagator.Extract(context.Background(), propagation.HeaderCarrier(x.r.Header))
+	options := []trace.SpanStartOption{trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(attribute.String("http.route", x.req.Route.Path()))}
+	if remote := trace.SpanContextFromContext(from); remote.IsValid() {
+		options = append(options, trace.WithLinks(trace.Link{SpanContext: remote}))
+	}
+	x.ctx, x.span = x.tracer.Start(x.r.Context(), "POST "+x.req.Route.Path(), options...)
+}
+
+func (x *exchange) endSpan() {
+	if x.span.IsRecording() {
+		u := x.usage()
+		x.span.SetAttributes(
+			attribute.String("kinference.request.id", x.id), attribute.String("gen_ai.request.model", x.label), attribute.Int("http.response.status_code", x.status),
+			attribute.Int("gen_ai.usage.input_tokens", u.Prompt), attribute.Int("gen_ai.usage.output_tokens", u.Output), attribute.Int("kinference.attempts", x.attempts),
+		)
+		if x.status >= 500 || x.result.Reason != proxy.Served {
+			x.span.SetStatus(codes.Error, string(x.result.Reason))
+		}
+	}
+	x.span.End()
+}
+
+// resolve finds the model in the catalog.
+func (x *exchange) resolve() *openai.Error {
+	view := x.view.Load()
+	if view == nil {
+		return openai.Overloaded("The gateway is starting. Try again later.", time.Second)
+	}
+	if x.model = view.Model(x.req.Model); x.model == nil {
+		return openai.ModelNotFound(x.req.Model)
+	}
+	x.label = x.model.Name
+	return nil
+}
+
+// fits drops the profiles whose context the request does not fit in, by the
+// engine's rule, and refuses it when none is left.
+func (x *exchange) fits() *openai.Error {
+	longest, tokens := 0, 0
+	left := slices.DeleteFunc(x.prompts, func(p prompt.Prompt) bool {
+		limit := p.Profile.MaxModelLen
+		if !p.Exact() || limit == 0 || p.Tokens+x.req.MaxTokens <= limit {
+			return false
+		}
+		if limit > longest {
+			longest, tokens = limit, p.Tokens
+		}
+		return true
+	})
+	if len(left) == 0 && len(x.prompts) > 0 {
+		return openai.ContextLength(x.req.Route.PromptParam(), longest, tokens, x.req.MaxTokens)
+	}
+	x.prompts = left
+	return nil
+}
+
+// forward asks the router and tries the workers it names. The error is what
+// to answer when none of them could; it is nil too when the client left.
+func (x *exchange) forward() *openai.Error {
+	header := proxy.CleanHeader(x.r.Header)
+	header.Set("Content-Type", "application/json")
+	header.Set("X-Request-Id", x.id)
+	// A zero-length value is not sent, but lets the transport repeat a request
+	// that met a connection which the worker was just closing.
+	header["X-Idempotency-Key"] = []string{}
+	daemon.Propagator.Inject(x.ctx, propagation.HeaderCarrier(header))
+
+	var tried []string
+	var last *openai.Error
+	for round := range rounds {
+		if round > 0 {
+			flushed, cancel := context.WithTimeout(x.ctx, flushTime)
+			_ = x.reports.Flush(flushed)
+			cancel()
+		}
+		endpoints, e := x.route(tried)
+		if e != nil || len(endpoints) == 0 {
+			if last == nil {
+				last = e
+			}
+			break
+		}
+		for i, endpoint := range endpoints {
+			if i > 0 {
+				x.reports.Moved(x.id, endpoint.GetWorker(), string(x.result.Reason))
+			}
+			tried = append(tried, endpoint.GetWorker())
+			x.attempt(endpoint, header)
+			if !x.result.Retry {
+				return x.result.Err
+			}
+			last = x.result.Err
+			x.metrics.failedOver(x.server.ctx, x.result.Reason)
+			daemon.Logger(x.server.ctx).Warn("worker failed before its first token", "request_id", x.id, "worker", endpoint.GetWorker(),
+				"reason", string(x.result.Reason), "err", x.result.Cause)
+		}
+	}
+	if x.ctx.Err() != nil && x.r.Context().Err() != nil {
+		return nil
+	}
+	return last
+}
+
+// route asks the router for workers, again for a short while when it cannot
+// be reached: it may be restarting.
+func (x *exchange) route(exclude []string) ([]*routerv1.Endpoint, *openai.Error) {
+	ctx, cancel := context.WithTimeout(x.ctx, x.RouteTimeout)
+	defer cancel()
+	connection, _ := x.r.Context().Value(connKey{}).(string)
+	request := &routerv1.RouteRequest{
+		RequestId: x.id, Model: x.req.Model, MaxTokens: uint32(x.req.MaxTokens), Connection: connection, Exclude: exclude,
+		Prompts: make([]*routerv1.Prompt, len(x.prompts)),
+	}
+	for i := range x.prompts {
+		p := &x.prompts[i]
+		hashes := make([]uint64, len(p.Hashes))
+		for j, h := range p.Hashes {
+			hashes[j] = uint64(h)
+		}
+		request.Prompts[i] = &routerv1.Prompt{Profile: p.Profile.ID, Tokens: uint32(p.Tokens), BlockSize: uint32(p.BlockSize), BlockHashes: hashes, Approximate: !p.Exact()}
+	}
+	// Whatever goes wrong from here on, the router may have booked it.
+	before := x.routed
+	x.routed = true
+	for delay := 50 * time.Millisecond; ; delay *= 2 {
+		answer, err := x.router.Route(ctx, request)
+		if err == nil {
+			return answer.GetEndpoints(), noWorkers(answer.GetEndpoints())
+		}
+		after, told := rpc.RetryAfter(err)
+		switch code := connect.CodeOf(err); {
+		case x.r.Context().Err() != nil:
+			x.result.Reason = proxy.Canceled
+			return nil, nil
+		case code == connect.CodeNotFound:
+			x.routed = before
+			return nil, openai.ModelNotFound(x.req.Model)
+		case code == connect.CodeInvalidArgument:
+			x.routed = before
+			return nil, openai.Invalid("", "", "The router refused the request.")
+		case told || code == connect.CodeResourceExhausted:
+			x.routed = before
+			return nil, openai.Overloaded("No model server is ready for this request. Try again later.", max(after, time.Second))
+		case code != connect.CodeUnavailable || delay > 400*time.Millisecond || ctx.Err() != nil:
+			daemon.Logger(x.server.ctx).Error("router did not decide", "request_id", x.id, "err", err)
+			return nil, openai.Overloaded("The gateway cannot route requests now. Try again later.", time.Second)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(delay):
+		}
+	}
+}
+
+func noWorkers(endpoints []*routerv1.Endpoint) *openai.Error {
+	if len(endpoints) > 0 {
+		return nil
+	}
+	return openai.Overloaded("No model server is ready for this request. Try again later.", time.Second)
+}
+
+// attempt tries one worker and leaves the outcome in x.result.
+func (x *exchange) attempt(endpoint *routerv1.Endpoint, header http.Header) {
+	x.attempts++
+	body, err := x.bodyFor(endpoint)
+	if err != nil { // a member that must be an object and is none
+		x.result = proxy.Result{Reason: proxy.Status, Usage: openai.NoUsage, Err: openai.Invalid("", "", "A member of the request has the wrong type: "+err.Error()+".")}
+		return
+	}
+	header = maps.Clone(header) // the transport may still be reading the last attempt's
+	if endpoint.DataParallelRank != nil {
+		header.Set("X-Data-Parallel-Rank", strconv.Itoa(int(endpoint.GetDataParallelRank())))
+	}
+	x.result = x.proxy.Do(x.ctx, x.w, &proxy.Call{
+		URL: strings.TrimRight(endpoint.GetUrl(), "/"), Path: x.req.Route.Path(), Header: header, Body: body, Stream: x.req.Stream,
+		Model: openai.AppendString(nil, x.req.Model), HideUsage: x.req.Stream && !x.req.IncludeUsage,
+		OnFirst: func(sinceSent time.Duration) { x.reports.FirstToken(x.id, sinceSent) },
+	})
+	if x.result.Committed && x.result.Reason != proxy.Served && x.result.Reason != proxy.Canceled {
+		daemon.Logger(x.server.ctx).Warn("worker failed in the middle of a stream", "request_id", x.id, "worker", endpoint.GetWorker(),
+			"reason", string(x.result.Reason), "err", x.result.Cause)
+	}
+}
+
+// bodyFor is the body as the endpoint's engine must get it. Nearly always all
+// endpoints get the same one, so the last is kept.
+func (x *exchange) bodyFor(endpoint *routerv1.Endpoint) ([]byte, error) {
+	name := endpoint.GetUpstreamModel()
+	if name == "" {
+		name = x.req.Model
+	}
+	ids := x.passIDs(endpoint.GetProfile())
+	if x.body != nil && name == x.bodyName && ids == x.bodyIDs {
+		return x.body, nil
+	}
+	var changes []openai.Change
+	if name != x.req.Model {
+		changes = append(changes, openai.Set(openai.AppendString(nil, name), "model"))
+	}
+	if x.req.Stream && !x.req.IncludeUsage {
+		changes = append(changes, openai.Set([]byte("true"), "stream_options", "include_usage"),
+			// Without include_usage it had no effect; with ours it would.
+			openai.Remove("stream_options", "continuous_usage_stats"))
+	}
+	if ids != nil {
+		list := make([]byte, 0, 7*len(ids.IDs)+2)
+		list = append(list, '[')
+		for i, id := range ids.IDs {
+			if i > 0 {
+				list = append(list, ',')
+			}
+			list = strconv.AppendUint(list, uint64(id), 10)
+		}
+		changes = append(changes, openai.Set(append(list, ']'), "kv_transfer_params", "prompt_token_ids"))
+	}
+	if len(changes) == 0 {
+		x.body = x.req.Body.Raw()
+	} else {
+		out, err := x.req.Body.Apply(make([]byte, 0, len(x.req.Body.Raw())+256), changes...)
+		if err != nil {
+			return nil, err
+		}
+		x.body = out
+	}
+	x.bodyName, x.bodyIDs = name, ids
+	return x.body, nil
+}
+
+// passIDs returns the prompt whose token ids the engines of a profile take
+// over, nil if they shall tokenise themselves.
+func (x *exchange) passIDs(profile string) *prompt.Prompt {
+	if x.req.Route != openai.RouteChat {
+		return nil
+	}
+	for i := range x.prompts {
+		if p := &x.prompts[i]; p.Profile.ID == profile && p.Profile.PassTokenIDs && p.Mode == prompt.Local {
+			return p
+		}
+	}
+	return nil
+}
+
+// usage is what the engine reported, and where it reported nothing the number
+// of events with content: close to the tokens it generated until then.
+func (x *exchange) usage() openai.Usage {
+	u := x.result.Usage
+	if x.result.Sent.IsZero() {
+		return openai.NoUsage
+	}
+	if u.Output == openai.Unknown && x.result.Chunks > 0 {
+		u.Output = x.result.Chunks
+	}
+	return u
+}
+
+func (x *exchange) outcome() routerv1.Outcome {
+	switch x.result.Reason {
+	case proxy.Served:
+		if x.result.Committed {
+			return routerv1.Outcome_OUTCOME_OK
+		}
+	case proxy.Canceled:
+		return routerv1.Outcome_OUTCOME_CANCELED
+	}
+	return routerv1.Outcome_OUTCOME_FAILED
+}
