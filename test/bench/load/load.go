@@ -60,6 +60,7 @@ type Request struct {
 type Response struct {
 	Err    error // of transport or HTTP status, or an error event in the stream
 	Status int
+	ID     string        // x-request-id of the answer
 	TTFT   time.Duration // until the first event with content
 	E2E    time.Duration // until the stream's end
 	Text   string
@@ -87,7 +88,7 @@ func (c *Client) Do(ctx context.Context, r Request) Response {
 		return out
 	}
 	defer res.Body.Close()
-	out.Status = res.StatusCode
+	out.Status, out.ID = res.StatusCode, res.Header.Get("X-Request-Id")
 	if res.StatusCode != http.StatusOK {
 		body, _ := io.ReadAll(io.LimitReader(res.Body, 4<<10))
 		out.Err, out.E2E = fmt.Errorf("status %d: %s", res.StatusCode, bytes.TrimSpace(body)), time.Since(start)

@@ -150,12 +150,19 @@ func newSim(o Options) (*sim, error) {
 	}
 	s := &sim{o: o, scheduler: scheduler, index: kvindex.New()}
 	for i, speed := range o.Speeds {
-		w := &worker{name: fmt.Sprintf("sim.%d/0", i)}
+		w := &worker{name: WorkerName(i)}
 		w.engine = engine.New(engine.Config{Profile: o.Profile, Speed: speed, Seed: int64(o.Seed) + int64(i), OnEvents: true})
 		s.workers = append(s.workers, w)
 	}
 	return s, nil
 }
+
+// WorkerName is the id of the i-th worker.
+func WorkerName(i int) string { return fmt.Sprintf("sim.%d/0", i) }
+
+// ConnectionName names a client's n-th connection. It holds the seed, so that
+// what a policy derives from it is drawn anew for each.
+func ConnectionName(seed uint64, n int) string { return fmt.Sprint(seed, "/", n) }
 
 // origin anchors virtual time; the decision core only looks at differences.
 var origin = time.Unix(1_700_000_000, 0)
@@ -206,7 +213,7 @@ func (s *sim) send(c *call) {
 		}
 	}
 	d := s.scheduler.Decide(s.clock(), schedule.Request{
-		ID: c.id, Connection: fmt.Sprint(s.o.Seed, "/", c.connection), MaxTokens: len(c.output),
+		ID: c.id, Connection: ConnectionName(s.o.Seed, c.connection), MaxTokens: len(c.output),
 	}, candidates)
 	chosen := d.Order[0]
 	w := s.workers[chosen]

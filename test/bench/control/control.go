@@ -1,0 +1,83 @@
+// Package control starts the whole control plane for the wall-clock benchmarks:
+// all services in one process over real Connect and NATS, as `kinference
+// serve` does.
+//
+// The benchmark command and tests use it. A Control's methods are for one
+// goroutine.
+package control
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/kinference/kinference/cmd/stack"
+	"github.com/kinference/kinference/internal/rpc"
+	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
+	"github.com/kinference/kinference/test/bench/load"
+	"github.com/kinference/kinference/test/bench/wall"
+)
+
+// Control is a running control plane.
+type Control struct {
+	URL    string
+	Router routerv1connect.RouterServiceClient
+	stack  *stack.Stack
+	dir    string
+	cancel context.CancelFunc
+}
+
+// readyTimeout is how long a control plane may take to serve.
+const readyTimeout = 30 * time.Second
+
+// Start starts all services in front of what write describes, and
+// returns once a request gets through. scale is the fleet's time scale.
+func Start(ctx context.Context, scale float64, seed uint64, write func(dir string) error) (*Control, error) {
+	dir, err := os.MkdirTemp("", "kinference-bench-")
+	if err != nil {
+		return nil, err
+	}
+	c := &Control{dir: dir}
+	ctx, c.cancel = context.WithCancel(ctx)
+	if err := c.start(ctx, scale, seed, write); err != nil {
+		c.Stop()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *Control) start(ctx context.Context, scale float64, seed uint64, write func(dir string) error) (err error) {
+	if err = write(c.dir); err != nil {
+		return err
+	}
+	if c.stack, err = stack.Start(ctx, stack.Options{ConfigDir: c.dir, Seed: seed, TimeScale: scale, DrainTimeout: time.Second}); err != nil {
+		return err
+	}
+	c.URL = c.stack.URL()
+	c.Router = rpc.Client(ctx, c.stack.RouterURL(), routerv1connect.NewRouterServiceClient)
+	ready, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	if err = c.stack.WaitReady(ready); err != nil {
+		return fmt.Errorf("wait until ready: %w", err)
+	}
+	client := load.NewClient()
+	defer client.Close()
+	body := load.Chat(wall.Model, []load.Message{{Role: "user", Content: " ready"}}, 1)
+	return wall.WaitServing(ready, c.URL, func(ctx context.Context) error {
+		return client.Do(ctx, load.Request{URL: c.URL + "/v1/chat/completions", Body: body}).Err
+	})
+}
+
+// Stop stops the services and removes their files.
+func (c *Control) Stop() error {
+	c.cancel()
+	var err error
+	if c.stack != nil {
+		err = c.stack.Stop()
+	}
+	if e := os.RemoveAll(c.dir); err == nil {
+		err = e
+	}
+	return err
+}
