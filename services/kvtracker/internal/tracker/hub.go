@@ -1,0 +1,61 @@
+package tracker
+
+import "sync"
+
+// hub tells watchers which workers changed. A watcher that is slow finds a
+// longer list of ids when it comes back, never old states: it reads the state
+// when it sends it. The list is bounded by the number of workers.
+type hub struct {
+	mu       sync.Mutex
+	watchers map[*watcher]struct{}
+}
+
+// watcher is one WatchWorkers call.
+type watcher struct {
+	hub   *hub
+	wake  chan struct{} // holds one token while dirty is not empty
+	dirty map[string]struct{}
+}
+
+// watch returns a watcher of all changes from now on; the caller closes it.
+func (h *hub) watch() *watcher {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.watchers == nil {
+		h.watchers = map[*watcher]struct{}{}
+	}
+	w := &watcher{hub: h, wake: make(chan struct{}, 1), dirty: map[string]struct{}{}}
+	h.watchers[w] = struct{}{}
+	return w
+}
+
+func (w *watcher) close() {
+	w.hub.mu.Lock()
+	defer w.hub.mu.Unlock()
+	delete(w.hub.watchers, w)
+}
+
+// notify marks a worker as changed.
+func (h *hub) notify(id string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for w := range h.watchers {
+		w.dirty[id] = struct{}{}
+		select {
+		case w.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// take returns the workers that changed since the last call, in no order.
+func (w *watcher) take() []string {
+	w.hub.mu.Lock()
+	defer w.hub.mu.Unlock()
+	ids := make([]string, 0, len(w.dirty))
+	for id := range w.dirty {
+		ids = append(ids, id)
+	}
+	clear(w.dirty)
+	return ids
+}

@@ -1,0 +1,157 @@
+// Package kvtracker is the kvtracker service: it tells which worker holds which
+// KV-cache blocks, and how loaded each worker is.
+//
+// It has two modes, run as two deployments of one binary. The relay reads the
+// engines (KV events over ZMQ, /metrics) and publishes what they say to NATS;
+// any number of trackers consume it and answer Match and WatchWorkers from
+// memory. Run blocks until its context is done; NATS, the router and the
+// engines may be absent at any time.
+package kvtracker
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kinference/kinference/internal/bus"
+	"github.com/kinference/kinference/internal/daemon"
+	"github.com/kinference/kinference/internal/kvindex"
+	"github.com/kinference/kinference/internal/rpc"
+	"github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1/kvtrackerv1connect"
+	"github.com/kinference/kinference/services/kvtracker/internal/relay"
+	"github.com/kinference/kinference/services/kvtracker/internal/tracker"
+)
+
+// Mode tells which half of the service a process is.
+type Mode string
+
+// Modes.
+const (
+	ModeTracker Mode = "tracker"
+	ModeRelay   Mode = "relay"
+)
+
+// Config of the service. Zero values take the defaults that the flags show.
+type Config struct {
+	// Mode of the process; default ModeTracker.
+	Mode Mode
+	// Listen is the address of the RPC port (tracker).
+	Listen string
+	// Listener is an open RPC port; Listen is then ignored.
+	Listener net.Listener
+	// NATSURL lists the NATS servers, comma separated.
+	NATSURL string
+	// RouterURL is where the relay watches the catalog of workers.
+	RouterURL string
+	// ScrapeInterval is how often the relay reads each worker's metrics.
+	ScrapeInterval time.Duration
+	// StreamFile keeps the stream of KV events on NATS's disk. StreamMaxAge and
+	// StreamMaxBytes bound it, StreamReplicas is its copies in a NATS cluster.
+	// They hold for a stream that is made; one that exists is left as it is.
+	StreamFile     bool
+	StreamMaxAge   time.Duration
+	StreamMaxBytes int64
+	StreamReplicas int
+}
+
+// Service is the kvtracker service.
+type Service struct{ Config }
+
+var _ daemon.Service = (*Service)(nil)
+
+const (
+	defaultNATSURL        = "nats://127.0.0.1:4222"
+	defaultRouterURL      = "http://127.0.0.1:7102"
+	defaultListen         = "127.0.0.1:7103"
+	defaultScrapeInterval = 250 * time.Millisecond
+	defaultMaxAge         = 24 * time.Hour
+	defaultMaxBytes       = 1 << 30
+)
+
+// Flags declares the settings.
+func (s *Service) Flags(fs *flag.FlagSet) {
+	fs.StringVar((*string)(&s.Mode), "mode", string(ModeTracker), "tracker: answer from the index; relay: read the workers and publish")
+	fs.StringVar(&s.Listen, "listen", defaultListen, "address of the RPC port (tracker)")
+	fs.StringVar(&s.NATSURL, "nats-url", defaultNATSURL, "NATS servers, comma separated")
+	fs.StringVar(&s.RouterURL, "router-url", defaultRouterURL, "router whose catalog names the workers (relay)")
+	fs.DurationVar(&s.ScrapeInterval, "scrape-interval", defaultScrapeInterval, "time between two reads of a worker's metrics (relay)")
+	fs.BoolVar(&s.StreamFile, "stream-file", false, "keep the stream of KV events on NATS's disk instead of in its memory")
+	fs.DurationVar(&s.StreamMaxAge, "stream-max-age", defaultMaxAge, "age at which KV events leave the stream")
+	fs.Int64Var(&s.StreamMaxBytes, "stream-max-bytes", defaultMaxBytes, "size of the stream in bytes beyond which the oldest events leave it")
+	fs.IntVar(&s.StreamReplicas, "stream-replicas", 1, "copies of the stream in a NATS cluster")
+}
+
+// Validate lists all faults of the configuration.
+func (c *Config) Validate() error {
+	var faults []error
+	if c.Mode != "" && c.Mode != ModeTracker && c.Mode != ModeRelay {
+		faults = append(faults, fmt.Errorf("mode %q: want tracker or relay", c.Mode))
+	}
+	if c.ScrapeInterval < 0 {
+		faults = append(faults, errors.New("scrape-interval is negative"))
+	}
+	if c.StreamMaxAge < 0 || c.StreamMaxBytes < 0 {
+		faults = append(faults, errors.New("stream-max-age or stream-max-bytes is negative"))
+	}
+	if c.StreamReplicas < 0 || c.StreamReplicas > 5 {
+		faults = append(faults, errors.New("stream-replicas is not from 1 to 5"))
+	}
+	return errors.Join(faults...)
+}
+
+func (c *Config) stream() bus.StreamSettings {
+	return bus.StreamSettings{File: c.StreamFile, MaxAge: c.StreamMaxAge, MaxBytes: c.StreamMaxBytes, Replicas: c.StreamReplicas}
+}
+
+// or returns v, or d if v is zero.
+func or[T comparable](v, d T) T {
+	var zero T
+	if v == zero {
+		return d
+	}
+	return v
+}
+
+// Run serves until ctx is done.
+func (s *Service) Run(ctx context.Context) error {
+	if err := s.Validate(); err != nil {
+		return err
+	}
+	conn, err := bus.Connect(ctx, or(s.NATSURL, defaultNATSURL), "kvtracker-"+string(or(s.Mode, ModeTracker)))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if s.Mode == ModeRelay {
+		return relay.Run(ctx, relay.Config{
+			Bus:            conn,
+			RouterURL:      or(s.RouterURL, defaultRouterURL),
+			ScrapeInterval: or(s.ScrapeInterval, defaultScrapeInterval),
+			Stream:         s.stream(),
+		})
+	}
+	return s.track(ctx, conn)
+}
+
+// track is Run of a tracker.
+func (s *Service) track(ctx context.Context, conn *bus.Conn) error {
+	l, err := rpc.Listen(s.Listener, or(s.Listen, defaultListen))
+	if err != nil {
+		return err
+	}
+	t, err := tracker.New(ctx, kvindex.New())
+	if err != nil {
+		return errors.Join(err, l.Close())
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return t.Run(ctx, conn, s.stream()) })
+	g.Go(func() error {
+		return rpc.Serve(ctx, l, rpc.Mount[kvtrackerv1connect.KVTrackerServiceHandler](ctx, t, kvtrackerv1connect.NewKVTrackerServiceHandler))
+	})
+	return g.Wait()
+}
