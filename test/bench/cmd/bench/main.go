@@ -40,6 +40,9 @@ var commands = []command{
 	{"full", "everything; rewrites the published tables and plots", full},
 	{"routing", "virtual-time tables, on seeds of choice", routing},
 	{"tokenizer", "tokenizer throughput", tokenizer},
+	{"overhead", "latency that the gateway adds", overheadCommand},
+	{"wall", "scenarios through the real HTTP stack", wallCommand},
+	{"mooncake", "the Mooncake trace through the real HTTP stack", mooncake},
 }
 
 func main() {
@@ -136,19 +139,19 @@ func tokenizer(_ context.Context, fs *flag.FlagSet, args []string, out io.Writer
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
-	_, err := tokenizerRows(*duration, out)
+	_, _, err := measureTokenizers(*duration, out)
 	return err
 }
 
-// tokenizerRows measures and shows tokenizer throughput.
-func tokenizerRows(duration time.Duration, out io.Writer) ([]report.Row, error) {
+// measureTokenizers measures and shows tokenizer throughput.
+func measureTokenizers(duration time.Duration, out io.Writer) ([]tokenspeed.Speed, []string, error) {
 	speeds, missing, err := tokenspeed.Measure(tokenspeed.RealDir(), duration)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	fmt.Fprintf(out, "\nTokenizer throughput on one core\n%s", report.TokenizerTable(speeds).Text(textStyle()))
 	for _, m := range missing {
 		fmt.Fprintln(out, "not measured:", m)
 	}
-	return report.Tokenizer(speeds), nil
+	return speeds, missing, nil
 }

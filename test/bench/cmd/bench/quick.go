@@ -44,20 +44,23 @@ func quick(ctx context.Context, fs *flag.FlagSet, args []string, out io.Writer) 
 	fmt.Fprintf(out, "\nThroughput in virtual time (requests/s) by number of streams: one held-out seed\n%s", report.CapacityTable(caps).Text(textStyle()))
 	rows := report.Routing(cells, caps)
 
-	more, err := tokenizerRows(200*time.Millisecond, out)
+	speeds, _, err := measureTokenizers(200*time.Millisecond, out)
 	if err != nil {
 		return err
 	}
-	rows = append(rows, more...)
+	rows = append(rows, report.Tokenizer(speeds)...)
+
+	results, err := runOverhead(ctx, 2, 100)
+	if err != nil {
+		return err
+	}
+	fmt.Fprint(out, overheadTitle, report.OverheadTable(results).Text(textStyle()))
+	rows = append(rows, report.Overhead(results)...)
 
 	path := filepath.Join(*dir, "bench.json")
 	if err := report.WriteRows(path, rows); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "\n%d rows in %s, %.0f s\n", len(rows), path, time.Since(start).Seconds())
-	return nil
-}
-
-func full(ctx context.Context, fs *flag.FlagSet, args []string, out io.Writer) error {
 	return nil
 }

@@ -1,0 +1,195 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/kinference/kinference/internal/plot"
+	"github.com/kinference/kinference/test/bench/report"
+	"github.com/kinference/kinference/test/bench/virtual"
+)
+
+// full measures everything and rewrites the published tables. Each document
+// names the command that made it.
+func full(ctx context.Context, fs *flag.FlagSet, args []string, out io.Writer) error {
+	dir := fs.String("out", "out", "folder for bench.json")
+	docs := fs.String("docs", "", "folder for tables and plots; empty: none are written")
+	seeds := fs.Int("seeds", 10, "number of held-out seeds")
+	only := fs.String("only", "routing,tokenizer,overhead,wall,mooncake", "comma-separated parts")
+	w := wallOptions{}
+	w.flags(fs)
+	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	start := time.Now()
+	p := &publisher{docs: *docs, out: out}
+	for _, part := range []struct {
+		name string
+		run  func() ([]report.Row, error)
+	}{
+		{"routing", func() ([]report.Row, error) { return p.routing(*seeds) }},
+		{"tokenizer", func() ([]report.Row, error) { return p.tokenizer() }},
+		{"overhead", func() ([]report.Row, error) { return p.overhead(ctx) }},
+		{"wall", func() ([]report.Row, error) { return p.wall(ctx, w) }},
+		{"mooncake", func() ([]report.Row, error) { return p.mooncake(ctx) }},
+	} {
+		if !strings.Contains(","+*only+",", ","+part.name+",") {
+			continue
+		}
+		rows, err := part.run()
+		if err != nil {
+			return fmt.Errorf("%s: %w", part.name, err)
+		}
+		p.rows = append(p.rows, rows...)
+	}
+	path := filepath.Join(*dir, "bench.json")
+	if err := report.WriteRows(path, p.rows); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "\n%d rows in %s, %.0f s\n", len(p.rows), path, time.Since(start).Seconds())
+	return nil
+}
+
+// publisher shows results and, with a folder, publishes them.
+type publisher struct {
+	docs string
+	out  io.Writer
+	rows []report.Row
+}
+
+// page writes one document: title, how it came about, and its parts.
+func (p *publisher) page(name, title, command string, parts ...string) error {
+	if p.docs == "" {
+		return nil
+	}
+	text := fmt.Sprintf("# %s\n\nWritten by `%s` (go %s, %d cores); do not edit. %s\nMethod, parameters and limits: [README](README.md).\n\n%s",
+		title, command, strings.TrimPrefix(runtime.Version(), "go"), runtime.NumCPU(), report.NoGPU, strings.Join(parts, "\n"))
+	return report.Write(filepath.Join(p.docs, name), []byte(text))
+}
+
+// plot writes an SVG and returns the Markdown that shows it.
+func (p *publisher) plot(name, alt string, svg []byte) (string, error) {
+	if p.docs == "" {
+		return "", nil
+	}
+	return fmt.Sprintf("![%s](%s)\n", alt, name), report.Write(filepath.Join(p.docs, name), svg)
+}
+
+// section is a heading, a sentence and a table.
+func section(heading, about string, t plot.Table) string {
+	return fmt.Sprintf("## %s\n\n%s\n\n%s", heading, about, t.Markdown())
+}
+
+func (p *publisher) routing(seeds int) ([]report.Row, error) {
+	published, err := scenariosOf("S0,S0s,S1,S2")
+	if err != nil {
+		return nil, err
+	}
+	cells, err := virtual.Table(published, virtual.Policies, seedsOf(seeds, false))
+	if err != nil {
+		return nil, err
+	}
+	loaded, err := scenariosOf("S1hi,S1over,S2hi")
+	if err != nil {
+		return nil, err
+	}
+	more, err := virtual.Table(loaded, virtual.Policies, seedsOf(max(seeds/2, 1), false))
+	if err != nil {
+		return nil, err
+	}
+	caps, err := scenariosOf("S1cap,S2cap")
+	if err != nil {
+		return nil, err
+	}
+	sweep, err := virtual.Sweep(caps, virtual.Policies, virtual.SweepStreams, seedsOf(max(seeds/3, 1), false))
+	if err != nil {
+		return nil, err
+	}
+	fmt.Fprintf(p.out, "\nRouting in virtual time, means of %d held-out seeds\n%s", seeds, report.RoutingTable(cells).Text(textStyle()))
+	fmt.Fprintf(p.out, "\nUnder load, means of %d held-out seeds\n%s", max(seeds/2, 1), report.RoutingTable(more).Text(textStyle()))
+	fmt.Fprintf(p.out, "\nThroughput (requests/s) by number of streams\n%s", report.CapacityTable(sweep).Text(textStyle()))
+	fmt.Fprint(p.out, "\n", report.LatencyBars(cells, "S0", "S1", "S2").Text(textStyle()))
+
+	var parts []string
+	for _, pl := range []struct {
+		name, alt string
+		svg       []byte
+	}{
+		{"ttft_p50.svg", "Median time to first token by scenario and policy", report.LatencyBars(cells, "S0", "S1", "S2").SVG()},
+		{"ttft_p99.svg", "99th percentile of time to first token", report.TailBars(cells, "S0", "S1", "S2").SVG()},
+		{"capacity_s1.svg", "Throughput by load, shared prefix", report.CapacityLines(sweep, "S1cap").SVG()},
+		{"capacity_s2.svg", "Throughput by load, multi-turn", report.CapacityLines(sweep, "S2cap").SVG()},
+	} {
+		md, err := p.plot(pl.name, pl.alt, pl.svg)
+		if err != nil {
+			return nil, err
+		}
+		parts = append(parts, md)
+	}
+	parts = []string{
+		section("Published scenarios", fmt.Sprintf("Means of %d held-out seeds. The last three columns compare with random per request. `random` and `connection` are a Kubernetes Service: kube-proxy picks per request, or per connection where clients keep them alive.", seeds), report.RoutingTable(cells)),
+		parts[0], parts[1],
+		section("Spread over the seeds", "Seconds; the last two columns are medians over the seeds of the difference to random with the same seed.", report.SpreadTable(cells)),
+		section("Under load", fmt.Sprintf("Means of %d held-out seeds.", max(seeds/2, 1)), report.RoutingTable(more)),
+		section("Throughput by load", fmt.Sprintf("Requests/s by number of streams, answers of 64 tokens; means of %d held-out seeds. The last column compares the peaks with that of random.", max(seeds/3, 1)), report.CapacityTable(sweep)),
+		parts[2], parts[3],
+	}
+	return report.Routing(append(cells, more...), sweep), p.page("routing.md", "Routing in virtual time", "kinbench full --only routing --docs docs/benchmarks", parts...)
+}
+
+func (p *publisher) tokenizer() ([]report.Row, error) {
+	speeds, missing, err := measureTokenizers(time.Second, p.out)
+	if err != nil {
+		return nil, err
+	}
+	about := "Million bytes per second on one core, best of the passes within one second; texts of 1 MiB made from a seed (test/bench/tokenspeed)."
+	for _, m := range missing {
+		about += "\nNot measured: " + m + "."
+	}
+	return report.Tokenizer(speeds), p.page("tokenizer.md", "Tokenizer throughput", "kinbench full --only tokenizer --docs docs/benchmarks", section("By text", about, report.TokenizerTable(speeds)))
+}
+
+func (p *publisher) overhead(ctx context.Context) ([]report.Row, error) {
+	results, err := runOverhead(ctx, 5, 100)
+	if err != nil {
+		return nil, err
+	}
+	fmt.Fprint(p.out, overheadTitle, report.OverheadTable(results).Text(textStyle()))
+	about := "Time to the first event through each path, in front of one upstream that answers at once; client, upstream, proxy and gateway share the machine. " +
+		"`reverse_proxy` is a plain `httputil.ReverseProxy`. Added latencies are differences of percentiles to `direct`. While one probe at a time measures, the cell's other streams are open on the same path."
+	return report.Overhead(results), p.page("overhead.md", "Latency that the gateway adds", "kinbench full --only overhead --docs docs/benchmarks", section("By prompt length and open streams", about, report.OverheadTable(results)))
+}
+
+func (p *publisher) wall(ctx context.Context, o wallOptions) ([]report.Row, error) {
+	pairs, err := runWall(ctx, o, p.out)
+	if err != nil {
+		return nil, err
+	}
+	table := report.WallTable(pairs, o.scale)
+	fmt.Fprintf(p.out, "\nThrough HTTP at %g times real time, beside virtual time\n%s", o.scale, table.Text(textStyle()))
+	about := fmt.Sprintf("%d requests after a warm-up of %d, seed %d, real text over HTTP to three simulated workers at %g times real time. `random` and `connection` go straight to the workers, `kinference` through ingress, router, kvtracker, relay and NATS. "+
+		"Seconds are simulated ones; the first column is what a stopwatch would show. Virtual time ran the same requests.", o.count, o.warm, o.seed, o.scale)
+	return report.WallRows(pairs), p.page("wall.md", "The real stack in wall time", "kinbench full --only wall --docs docs/benchmarks", section("Beside virtual time", about, table))
+}
+
+func (p *publisher) mooncake(ctx context.Context) ([]report.Row, error) {
+	var o traceOptions
+	o.flags(flag.NewFlagSet("", flag.ContinueOnError)) // the defaults
+	results, source, err := runTrace(ctx, o, p.out)
+	if err != nil {
+		return nil, err
+	}
+	table := report.TraceTable(results)
+	fmt.Fprintf(p.out, "\n%s\n%s", source, table.Text(textStyle()))
+	about := fmt.Sprintf("%s, each 512-token id expanded to words, arrivals stretched %g times, three workers at %g times real time. Shares are of prompt tokens. "+
+		"*cached*: what the engines reported. *bound*: one cache that never forgets, in the workers' pages of %d tokens (in the trace's own blocks beside it). "+
+		"*router matched*: what the index knew to be in the chosen worker's cache; *truth*: what was in it when the request was sent. *anticipated*: what the router expected requests under way to add by the time the prompt's turn comes.",
+		source, o.stretch, o.scale, blockSizeOf(o.profile))
+	return report.TraceRows("mooncake", results), p.page("mooncake.md", "Mooncake conversation trace through the real stack", "kinbench full --only mooncake --docs docs/benchmarks", section("Latency and reuse", about, table))
+}

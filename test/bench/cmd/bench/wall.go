@@ -1,0 +1,284 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/kinference/kinference/internal/fleetsim/engine"
+	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
+	"github.com/kinference/kinference/test/bench/control"
+	"github.com/kinference/kinference/test/bench/load"
+	"github.com/kinference/kinference/test/bench/overhead"
+	"github.com/kinference/kinference/test/bench/report"
+	"github.com/kinference/kinference/test/bench/stats"
+	"github.com/kinference/kinference/test/bench/virtual"
+	"github.com/kinference/kinference/test/bench/wall"
+	"github.com/kinference/kinference/test/bench/workload"
+)
+
+// wallOptions are those of runs through the real stack.
+type wallOptions struct {
+	scenarios, policies string
+	scale               float64
+	warm, count         int
+	seed                uint64
+}
+
+func (o *wallOptions) flags(fs *flag.FlagSet) {
+	fs.StringVar(&o.scenarios, "scenarios", "S0,S1,S2", "comma-separated scenarios")
+	fs.StringVar(&o.policies, "policies", "random,connection,kinference", "comma-separated; random and connection go straight to the workers, as through a Kubernetes Service")
+	fs.Float64Var(&o.scale, "scale", 20, "simulated seconds per second")
+	fs.IntVar(&o.warm, "warm", 60, "requests of the warm-up")
+	fs.IntVar(&o.count, "count", 200, "requests measured")
+	fs.Uint64Var(&o.seed, "seed", workload.HeldOutSeed(0), "seed")
+}
+
+func wallCommand(ctx context.Context, fs *flag.FlagSet, args []string, out io.Writer) error {
+	var o wallOptions
+	o.flags(fs)
+	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	pairs, err := runWall(ctx, o, out)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "%s\nThrough HTTP at %g times real time (wall, in simulated seconds) and in virtual time; seed %d, %d requests after %d\n%s",
+		report.NoGPU, o.scale, o.seed, o.count, o.warm, report.WallTable(pairs, o.scale).Text(textStyle()))
+	return nil
+}
+
+// runWall runs scenarios in wall time and the same ones in virtual time. Every
+// run has a fresh fleet with empty caches.
+func runWall(ctx context.Context, o wallOptions, progress io.Writer) ([]report.Pair, error) {
+	text, err := wall.NewText()
+	if err != nil {
+		return nil, err
+	}
+	scenarios, err := scenariosOf(o.scenarios)
+	if err != nil {
+		return nil, err
+	}
+	var pairs []report.Pair
+	for _, sc := range scenarios {
+		sc.Warm, sc.Count = o.warm, o.count
+		for policy := range strings.SplitSeq(o.policies, ",") {
+			start := time.Now()
+			run, err := wallOnce(ctx, text, sc, o, policy)
+			if err != nil {
+				return nil, fmt.Errorf("%s %s: %w", sc.Name, policy, err)
+			}
+			ref, err := virtual.Run(sc, virtual.Options{Policy: policy, Seed: o.seed})
+			if err != nil {
+				return nil, err
+			}
+			pairs = append(pairs, report.Pair{Scenario: sc.Name, Policy: policy, Wall: run.Summarise(), Virtual: ref.Summarise()})
+			fmt.Fprintf(progress, "%s %s: %.0f s\n", sc.Name, policy, time.Since(start).Seconds())
+		}
+	}
+	return pairs, nil
+}
+
+func wallOnce(ctx context.Context, text *wall.Text, sc workload.Scenario, o wallOptions, policy string) (stats.Run, error) {
+	fleet, err := wall.StartFleet(ctx, 3, engine.L40SQwen27B, o.scale, int64(o.seed))
+	if err != nil {
+		return stats.Run{}, err
+	}
+	defer fleet.Stop()
+	route, stop, err := routeOf(ctx, fleet, policy, o.seed, nil)
+	if err != nil {
+		return stats.Run{}, err
+	}
+	defer stop()
+	return wall.Run(ctx, text, sc, o.seed, o.scale, route)
+}
+
+// routeOf makes the way to a fleet: a Service straight to the workers, or a
+// fresh control plane in front of them. started, when not nil, is given that.
+func routeOf(ctx context.Context, fleet *wall.Fleet, policy string, seed uint64, started func(*control.Control)) (route wall.Route, stop func(), err error) {
+	switch policy {
+	case "random":
+		route, err = wall.ServicePerRequest(fleet.URLs(), seed)
+		return route, func() {}, err
+	case "connection":
+		route, err = wall.ServicePerConnection(fleet.URLs(), seed)
+		return route, func() {}, err
+	case virtual.Kinference:
+		c, err := control.Start(ctx, fleet.Scale, seed, fleet.WriteConfig)
+		if err != nil {
+			return nil, nil, err
+		}
+		if started != nil {
+			started(c)
+		}
+		return wall.Gateway(c.URL), func() { _ = c.Stop() }, nil
+	}
+	return nil, nil, fmt.Errorf("policy %q does not run in wall time", policy)
+}
+
+// traceOptions are those of the Mooncake replay.
+type traceOptions struct {
+	requests       int
+	scale, stretch float64
+	policies       string
+	profile        string
+	seed           uint64
+}
+
+func (o *traceOptions) flags(fs *flag.FlagSet) {
+	fs.IntVar(&o.requests, "requests", 400, "number of requests, from the trace's start")
+	fs.Float64Var(&o.scale, "scale", 20, "simulated seconds per second")
+	fs.Float64Var(&o.stretch, "stretch", 8.5, "factor on the trace's times of arrival: the trace's own rate overloads three workers")
+	fs.StringVar(&o.policies, "policies", "random,kinference", "comma-separated")
+	fs.StringVar(&o.profile, "profile", engine.L40SQwen27B.Name, "hardware profile of the workers")
+	fs.Uint64Var(&o.seed, "seed", workload.HeldOutSeed(0), "seed")
+}
+
+func mooncake(ctx context.Context, fs *flag.FlagSet, args []string, out io.Writer) error {
+	var o traceOptions
+	o.flags(fs)
+	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	results, source, err := runTrace(ctx, o, out)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "%s\n%s, arrivals stretched %g times, at %g times real time\n%s", report.NoGPU, source, o.stretch, o.scale, report.TraceTable(results).Text(textStyle()))
+	return nil
+}
+
+func runTrace(ctx context.Context, o traceOptions, progress io.Writer) ([]report.TraceResult, string, error) {
+	profile, ok := engine.Lookup(o.profile)
+	if !ok {
+		return nil, "", fmt.Errorf("unknown profile %q", o.profile)
+	}
+	trace, source, err := workload.Mooncake(o.requests)
+	if err != nil {
+		return nil, "", err
+	}
+	text, err := wall.NewText()
+	if err != nil {
+		return nil, "", err
+	}
+	var results []report.TraceResult
+	for policy := range strings.SplitSeq(o.policies, ",") {
+		start := time.Now()
+		r, err := traceOnce(ctx, text, trace, profile, o, policy)
+		if err != nil {
+			return nil, "", fmt.Errorf("%s: %w", policy, err)
+		}
+		results = append(results, r)
+		fmt.Fprintf(progress, "trace %s: %.0f s\n", policy, time.Since(start).Seconds())
+	}
+	return results, source, nil
+}
+
+func traceOnce(ctx context.Context, text *wall.Text, trace []workload.TraceRequest, profile engine.Profile, o traceOptions, policy string) (report.TraceResult, error) {
+	fleet, err := wall.StartFleet(ctx, 3, profile, o.scale, int64(o.seed))
+	if err != nil {
+		return report.TraceResult{}, err
+	}
+	defer fleet.Stop()
+	options := wall.TraceOptions{Stretch: o.stretch}
+	route, stop, err := routeOf(ctx, fleet, policy, o.seed, func(c *control.Control) {
+		options.Explain = func(ctx context.Context, id string) (*routerv1.Decision, error) {
+			res, err := c.Router.Explain(ctx, &routerv1.ExplainRequest{RequestId: id})
+			if err != nil {
+				return nil, err
+			}
+			return res.Decision, nil
+		}
+	})
+	if err != nil {
+		return report.TraceResult{}, err
+	}
+	defer stop()
+	options.Route = route
+	run, reuse, err := wall.RunTrace(ctx, text, trace, fleet, options)
+	return report.TraceResult{Policy: policy, Summary: run.Summarise(), Reuse: reuse}, err
+}
+
+func overheadCommand(ctx context.Context, fs *flag.FlagSet, args []string, out io.Writer) error {
+	rounds := fs.Int("rounds", 3, "rounds of each cell and path")
+	probes := fs.Int("probes", 100, "probes per round")
+	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	results, err := runOverhead(ctx, *rounds, *probes)
+	if err != nil {
+		return err
+	}
+	fmt.Fprint(out, overheadTitle, report.OverheadTable(results).Text(textStyle()))
+	return nil
+}
+
+const overheadTitle = "\nAdded latency to the first event; the upstream answers at once\n"
+
+// fakeInterval is the distance of events in the streams that are held open.
+const fakeInterval = 250 * time.Millisecond
+
+// runOverhead measures the gateway beside a plain reverse proxy, both in this
+// process and in front of the same upstream.
+func runOverhead(ctx context.Context, rounds, probes int) ([]overhead.Result, error) {
+	var closers []func() error
+	defer func() {
+		for _, c := range closers {
+			_ = c()
+		}
+	}()
+	serve := func(h http.Handler) (string, error) {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return "", err
+		}
+		s := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute}
+		closers = append(closers, s.Close)
+		go func() { _ = s.Serve(l) }() // ends with Close
+		return l.Addr().String(), nil
+	}
+	upstream, err := serve(&load.Fake{Model: wall.Model, Interval: fakeInterval, BlockSize: 16})
+	if err != nil {
+		return nil, err
+	}
+	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: upstream})
+	// The default keeps two idle connections per host: with many streams it
+	// would measure dialling.
+	proxy.Transport = &http.Transport{MaxIdleConnsPerHost: 4096, DisableCompression: true}
+	plain, err := serve(proxy)
+	if err != nil {
+		return nil, err
+	}
+	c, err := control.Start(ctx, 1, 1, func(dir string) error {
+		return wall.WriteConfig(dir, wall.Model, []wall.Endpoint{{Name: "fake", Address: upstream}}, 250*time.Millisecond)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start the gateway: %w", err)
+	}
+	closers = append(closers, c.Stop)
+	results, err := overhead.Run(ctx, overhead.Options{
+		Model: wall.Model, Cells: overhead.Cells, Rounds: rounds, Probes: probes, Interval: fakeInterval,
+		Paths: []overhead.Path{{Name: overhead.Direct, URL: "http://" + upstream}, {Name: "reverse_proxy", URL: "http://" + plain}, {Name: virtual.Kinference, URL: c.URL}},
+	})
+	for _, r := range results {
+		if r.Failed > 0 {
+			err = errors.Join(err, fmt.Errorf("%s through %s: %d of %d probes failed", r.Cell.Name(), r.Path, r.Failed, r.Probes))
+		}
+	}
+	return results, err
+}
+
+// blockSizeOf is the page size of a profile, 0 for an unknown one.
+func blockSizeOf(profile string) int {
+	p, _ := engine.Lookup(profile)
+	return p.BlockSize
+}
