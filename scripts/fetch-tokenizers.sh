@@ -23,7 +23,7 @@ work=
 cleanup() { [ -z "$work" ] || rm -rf "$work"; }
 trap cleanup EXIT
 
-echo "$sums" | while read -r name tokenizer config; do
+while read -r name tokenizer config; do
   [ -n "$name" ] || continue
   dir=$cache/$name-$version
   if [ -f "$dir/tokenizer_config.json" ] && check "$dir" "$tokenizer" "$config"; then
@@ -42,4 +42,4 @@ echo "$sums" | while read -r name tokenizer config; do
   chmod 755 "$work"
   mv "$work" "$dir"
   work=
-done
+done <<<"$sums"
