@@ -1,0 +1,171 @@
+package tracker
+
+import (
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/kinference/kinference/internal/kvindex"
+	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
+)
+
+// sample is a report of worker one, taken ago before the clock's now.
+func (f *fixture) sample(running float64, ago time.Duration) *kvtrackerv1.WorkerReport {
+	return &kvtrackerv1.WorkerReport{
+		Worker: one.ID(), WorkerSet: one.SetName(), Ready: true,
+		Load:             &kvtrackerv1.Load{Running: running, Waiting: 2 * running, KvUsage: running / 100},
+		SampledUnixNanos: f.clock.at.Add(-ago).UnixNano(), BlockSize: 16, TotalBlocks: 1000,
+	}
+}
+
+func TestReports(t *testing.T) {
+	f := newFixture(t)
+	step := func(name, want string) {
+		t.Helper()
+		got := "gone"
+		if s := f.state(one.ID()); s != nil {
+			got = fmt.Sprintf("ready %v running %v mean %.2f age %v", s.GetReady(), s.GetLoad().GetRunning(),
+				s.GetLoadMean_30S().GetRunning(), s.GetSampleAge().AsDuration())
+		}
+		if got != want {
+			t.Errorf("%s: got %s, want %s", name, got, want)
+		}
+	}
+	pass := func(d time.Duration) { f.clock.at = f.clock.at.Add(d) }
+
+	step("unknown", "gone")
+	f.report(f.sample(1, 5*time.Second))
+	step("stored a while ago", "ready false running 1 mean 1.00 age 5s")
+	f.report(f.sample(3, 0))
+	step("fresh", "ready true running 3 mean 1.00 age 0s")
+	pass(time.Second)
+	f.report(f.sample(9, 1500*time.Millisecond))
+	step("older one comes late", "ready true running 3 mean 1.00 age 1s")
+	f.report(f.sample(5, 0))
+	step("newer", "ready true running 5 mean 1.67 age 0s")
+	pass(1900 * time.Millisecond)
+	step("still fresh", "ready true running 5 mean 1.67 age 1.9s")
+	pass(200 * time.Millisecond)
+	step("stale", "ready false running 5 mean 1.67 age 2.1s")
+	notReady := f.sample(5, 0)
+	notReady.Ready = false
+	f.report(notReady)
+	step("not ready", "ready false running 5 mean 3.00 age 0s")
+
+	gone := f.sample(0, 0)
+	gone.Gone = true
+	f.report(gone)
+	step("left", "gone")
+	f.report(f.sample(1, time.Millisecond))
+	step("late report", "gone")
+	pass(time.Second)
+	f.report(f.sample(1, 0))
+	step("back", "ready true running 1 mean 1.00 age 0s")
+
+	if _, ok := f.index.Stats(one.ID()); !ok {
+		t.Error("the index is not configured")
+	}
+	if s := f.state(one.ID()); s.GetBlockSize() != 16 || s.GetTotalBlocks() != 1000 || s.GetIndex().GetLive() || s.GetIndex().GetLastSeq() != -1 {
+		t.Errorf("state is %v", s)
+	}
+	f.send(one, batch("e", 0, 1))
+	if s := f.state(one.ID()); s.GetBlockSize() != 2 || s.GetIndex().GetBlocks() != 2 || !s.GetIndex().GetLive() {
+		t.Errorf("state with events is %v", s)
+	}
+}
+
+// TestLastCopyRemovals checks that the policy of a report reaches the index.
+func TestLastCopyRemovals(t *testing.T) {
+	for _, lastCopy := range []bool{false, true} {
+		f := newFixture(t)
+		r := f.sample(0, 0)
+		r.RemovalsLastCopy = lastCopy
+		f.report(r)
+		f.send(one, raw("e", 0, block(0), block(0), remove(0)))
+		if got, want := f.blocks()[one.ID()] == 0, lastCopy; got != want {
+			t.Errorf("last copy %v: block is gone: %v", lastCopy, got)
+		}
+	}
+}
+
+// TestForgotten covers workers that left while no relay ran: they go when other
+// workers report and they do not, but not because all reports have ceased.
+func TestForgotten(t *testing.T) {
+	f := newFixture(t)
+	f.send(one, batch("e", 0, 1))
+	f.send(two, batch("e", 0, 1))
+	f.clock.at = f.clock.at.Add(time.Hour)
+	f.sweep()
+	if got := len(f.blocks()); got != 2 {
+		t.Errorf("%d workers while nobody reports, want 2", got)
+	}
+	f.report(f.sample(0, 0))
+	f.sweep()
+	if got := f.blocks(); len(got) != 1 || got[one.ID()] != 2 {
+		t.Errorf("workers are %v, want only one", got)
+	}
+	if _, ok := f.index.Stats(two.ID()); ok {
+		t.Error("the index still knows the worker that left")
+	}
+}
+
+func TestCounts(t *testing.T) {
+	f := newFixture(t)
+	f.send(one, batch("e", 0, 4))
+	f.send(two, batch("e", 1, 1))
+	f.send(two, control("suspend", "e", 2, ""))
+	r := f.sample(0, 0)
+	r.TotalBlocks = 3
+	f.report(r)
+	c := f.count()
+	want := counts{excess: 2, known: 2, ready: 1, suspended: 1, incomplete: 1}
+	want.blocks[kvindex.GPU] = 5
+	if c != want {
+		t.Errorf("got %+v, want %+v", c, want)
+	}
+}
+
+func TestWindow(t *testing.T) {
+	start := time.Unix(1_700_000_000, 123)
+	at := func(s float64) time.Time { return start.Add(time.Duration(s * float64(time.Second))) }
+	type sample struct{ at, running float64 }
+	every := func(step, from, to, running float64) (out []sample) {
+		for t := from; t < to; t += step {
+			out = append(out, sample{t, running})
+		}
+		return out
+	}
+	join := func(parts ...[]sample) (out []sample) {
+		for _, p := range parts {
+			out = append(out, p...)
+		}
+		return out
+	}
+	tests := []struct {
+		name    string
+		samples []sample
+		want    float64
+	}{
+		{"one", []sample{{0, 7}}, 7},
+		{"weighted by time", []sample{{0, 10}, {0.25, 0}, {1, 0}}, 2.5},
+		{"steady", every(.25, 0, 60, 4), 4},
+		{"half and half", join(every(.25, 0, 15, 10), every(.25, 15, 30.1, 0)), 5},
+		{"only the last 30 s", join(every(.25, 0, 60, 100), every(.25, 60, 90.6, 1)), 1},
+		{"ten times as many samples", join(every(.025, 0, 15, 10), every(.025, 15, 30.01, 0)), 5},
+		{"a hole does not count", []sample{{0, 10}, {20, 0}, {22, 0}}, 5},
+		{"after a long hole", []sample{{0, 10}, {1000, 3}}, 3},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var w window
+			for _, s := range tt.samples {
+				w.add(at(s.at), load{running: s.running})
+			}
+			// Half a second of 30 is the resolution.
+			if got := w.mean().running; math.Abs(got-tt.want) > max(tt.want*.02, .01) {
+				t.Errorf("got %v, want %v", got, tt.want)
+			}
+		})
+	}
+}
