@@ -53,6 +53,8 @@ type Worker struct {
 	// UID is namespace.workerset.endpoint.
 	UID  string
 	Name string
+	// Ranks holds the id of each engine rank: uid/0, uid/1, …
+	Ranks []string
 	// URL of the HTTP server.
 	URL string
 	// KVEvents and KVReplay are the ZMQ addresses of rank 0; empty when the
@@ -226,7 +228,11 @@ func (o *object) compileSet() *WorkerSet {
 		s.KVTopic, s.RemovalsLastCopy = e.Topic, e.Removals == v1alpha1.RemovalsLastCopy
 	}
 	for _, e := range spec.Endpoints {
-		s.Workers = append(s.Workers, o.compileEndpoint(e))
+		w := o.compileEndpoint(e)
+		for rank := range s.Ranks {
+			w.Ranks = append(w.Ranks, w.UID+"/"+strconv.Itoa(rank))
+		}
+		s.Workers = append(s.Workers, w)
 	}
 	for _, m := range spec.Models {
 		profile := func(upstream, lora string) {

@@ -93,7 +93,7 @@ func (c *checker) workerSet(s *v1alpha1.InferenceWorkerSetSpec) {
 		if m.Path != "" && !strings.HasPrefix(m.Path, "/") {
 			c.errorf("spec.metrics.path", "%q does not begin with /", abbreviate(m.Path))
 		}
-		c.duration("spec.metrics.interval", m.Interval, 50*time.Millisecond, time.Minute)
+		c.duration("spec.metrics.interval", m.Interval, 50*time.Millisecond, 5*time.Second)
 	}
 	if a := s.Accelerator; a != nil {
 		c.within("spec.accelerator.count", a.Count, 0, 1024)

@@ -1,0 +1,106 @@
+// Package router is the service that decides which worker serves a request.
+//
+// It compiles the resources into a catalog, follows the state of the workers,
+// and for each request evaluates what may serve it and lets internal/schedule
+// pick the worker that will answer soonest. Ingress calls Route and Report;
+// ingress and relay follow WatchCatalog. The service keeps its ledger in
+// memory only. It works without kvtracker, by load and by what it routed
+// itself, and keeps the last good catalog when the resources are broken.
+package router
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/kinference/kinference/internal/schedule"
+)
+
+// Config is set by operators. The zero value of each field means its default.
+type Config struct {
+	// Listen is the address of the RPC port.
+	Listen string
+	// Listener is an open port to use instead of Listen.
+	Listener net.Listener
+	// ConfigDir is the folder of YAML with the resources; required.
+	ConfigDir string
+	// KVTrackerURL is the base URL of kvtracker; empty: route without it.
+	KVTrackerURL string
+	// MatchTimeout is how long a decision waits for kvtracker.
+	MatchTimeout time.Duration
+	// ProbeInterval is the time between probes of the workers while
+	// kvtracker does not tell whether they are ready.
+	ProbeInterval time.Duration
+	// Policy is one of schedule.Policies().
+	Policy string
+	// Seed of the random policies.
+	Seed uint64
+	// TimeScale is how many times faster than real hardware the workers run;
+	// only for simulated fleets.
+	TimeScale float64
+	// Lease is how long a request counts as in flight without any report.
+	Lease time.Duration
+	// DecisionLog is the number of decisions that can be explained.
+	DecisionLog int
+}
+
+func (c *Config) withDefaults() Config {
+	d := *c
+	d.Listen = def(d.Listen, "127.0.0.1:9091")
+	d.MatchTimeout = def(d.MatchTimeout, 20*time.Millisecond)
+	d.ProbeInterval = def(d.ProbeInterval, 2*time.Second)
+	d.Policy = def(d.Policy, schedule.PredictedTTFT)
+	d.TimeScale = def(d.TimeScale, 1)
+	d.Lease = def(d.Lease, 30*time.Minute)
+	d.DecisionLog = def(d.DecisionLog, 2048)
+	return d
+}
+
+func def[T comparable](v, d T) T {
+	var zero T
+	if v == zero {
+		return d
+	}
+	return v
+}
+
+// Flags declares the settings on fs.
+func (c *Config) Flags(fs *flag.FlagSet) {
+	d := (&Config{}).withDefaults()
+	fs.StringVar(&c.Listen, "listen", d.Listen, "address of the RPC port")
+	fs.StringVar(&c.ConfigDir, "config", "", "folder of YAML files with the resources (required)")
+	fs.StringVar(&c.KVTrackerURL, "kvtracker-url", "", "base URL of kvtracker; empty: route by load and own knowledge")
+	fs.DurationVar(&c.MatchTimeout, "match-timeout", d.MatchTimeout, "how long a decision waits for kvtracker")
+	fs.DurationVar(&c.ProbeInterval, "probe-interval", d.ProbeInterval, "time between probes of the workers while kvtracker is away")
+	fs.StringVar(&c.Policy, "policy", d.Policy, "scheduling policy: "+strings.Join(schedule.Policies(), ", "))
+	fs.Uint64Var(&c.Seed, "seed", 0, "seed of the random policies")
+	fs.Float64Var(&c.TimeScale, "time-scale", d.TimeScale, "how many times faster than real hardware the workers run; for simulated fleets only")
+	fs.DurationVar(&c.Lease, "lease", d.Lease, "how long a request counts as in flight without any report")
+	fs.IntVar(&c.DecisionLog, "decision-log", d.DecisionLog, "number of decisions that can be explained")
+}
+
+// Validate reports all faults of the settings.
+func (c *Config) Validate() error {
+	var faults []error
+	if c.ConfigDir == "" {
+		faults = append(faults, errors.New("config: the folder of resources is required"))
+	}
+	if c.KVTrackerURL != "" {
+		if u, err := url.Parse(c.KVTrackerURL); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			faults = append(faults, errors.New("kvtracker-url: want http://host:port"))
+		}
+	}
+	for name, bad := range map[string]bool{
+		"match-timeout": c.MatchTimeout < 0, "probe-interval": c.ProbeInterval < 0, "time-scale": c.TimeScale < 0,
+		"lease": c.Lease < 0, "decision-log": c.DecisionLog < 0,
+	} {
+		if bad {
+			faults = append(faults, fmt.Errorf("%s: must not be negative", name))
+		}
+	}
+	return errors.Join(faults...)
+}

@@ -1,0 +1,128 @@
+// Package catalog publishes the compiled resources, together with what was
+// learned from the workers, as one versioned message.
+//
+// The router applies resources and asks for a rebuild when the fleet has
+// changed; any number of watchers follow. A version is never changed once
+// published, so readers share it without a lock. Publisher is safe for
+// concurrent use.
+package catalog
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/kinference/kinference/internal/resources"
+	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
+	"github.com/kinference/kinference/services/router/internal/evaluate"
+	"github.com/kinference/kinference/services/router/internal/fleet"
+)
+
+// Version is one state of the catalog. Do not change it.
+type Version struct {
+	Number    uint64
+	Resources *resources.Catalog
+	Message   *routerv1.WatchCatalogResponse
+}
+
+// States tells what is known of the workers: *fleet.Table.
+type States interface {
+	evaluate.States
+	BlockSize(set string) int
+	MaxModelLen(uids []string, model string) int
+}
+
+var _ States = (*fleet.Table)(nil)
+
+// Publisher holds the newest version. Use NewPublisher.
+type Publisher struct {
+	mu      sync.Mutex
+	now     *Version
+	changed chan struct{} // closed when now is replaced
+}
+
+// NewPublisher returns a publisher without a version. Numbers begin at the
+// time of the first one in milliseconds, so that a router which restarted
+// publishes larger ones than its predecessor.
+func NewPublisher() *Publisher {
+	return &Publisher{changed: make(chan struct{})}
+}
+
+// Current returns the newest version, nil before the first, and a channel
+// that closes when there is a newer one.
+func (p *Publisher) Current() (*Version, <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.now, p.changed
+}
+
+// Publish builds a version of the resources and what states know now. Nothing
+// happens when it equals the newest one. It returns the newest version.
+func (p *Publisher) Publish(c *resources.Catalog, states States) *Version {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m := build(c, states)
+	if p.now != nil {
+		m.Version = p.now.Number
+		if p.now.Resources == c && proto.Equal(m, p.now.Message.Catalog) {
+			return p.now
+		}
+		m.Version++
+	} else {
+		m.Version = uint64(time.Now().UnixMilli())
+	}
+	p.now = &Version{Number: m.Version, Resources: c, Message: &routerv1.WatchCatalogResponse{Catalog: m}}
+	close(p.changed)
+	p.changed = make(chan struct{})
+	return p.now
+}
+
+func build(c *resources.Catalog, states States) *routerv1.Catalog {
+	out := &routerv1.Catalog{}
+	lengths := map[*resources.Profile]int{}
+	ready := map[*resources.WorkerSet]bool{}
+	for _, s := range c.Sets {
+		var uids []string
+		for i := range s.Workers {
+			w := &s.Workers[i]
+			uids = append(uids, w.UID)
+			out.Workers = append(out.Workers, &routerv1.Worker{
+				Uid: w.UID, WorkerSet: s.Name, Name: w.Name, Url: w.URL, Ranks: uint32(s.Ranks),
+				KvEvents: w.KVEvents, KvReplay: w.KVReplay, KvTopic: s.KVTopic, RemovalsLastCopy: s.RemovalsLastCopy,
+				MetricsPath: s.MetricsPath, MetricsInterval: durationpb.New(s.MetricsInterval),
+			})
+			for _, id := range w.Ranks {
+				ready[s] = ready[s] || states.Lookup(time.Now(), w.UID, id).Ready
+			}
+		}
+		for _, p := range s.Profiles {
+			n := p.MaxModelLen
+			if n == 0 {
+				n = states.MaxModelLen(uids, p.UpstreamModel)
+			}
+			lengths[p] = n
+			out.Profiles = append(out.Profiles, &routerv1.Profile{
+				Id: p.ID, WorkerSet: s.Name, UpstreamModel: p.UpstreamModel, Lora: p.LoRA,
+				TokenizerPath: s.TokenizerPath, PassTokenIds: s.PassTokenIDs,
+				BlockSize: uint32(states.BlockSize(s.Name)), MaxModelLen: uint32(n),
+			})
+		}
+	}
+	for _, m := range c.Models {
+		pm := &routerv1.Model{Name: m.Name, Root: m.Root}
+		for _, o := range m.Offers {
+			if !slices.Contains(pm.Profiles, o.Profile.ID) {
+				pm.Profiles = append(pm.Profiles, o.Profile.ID)
+			}
+			pm.MaxModelLen = max(pm.MaxModelLen, uint32(lengths[o.Profile]))
+			pm.Ready = pm.Ready || ready[o.Profile.Set]
+		}
+		out.Models = append(out.Models, pm)
+	}
+	slices.SortFunc(out.Models, func(a, b *routerv1.Model) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}

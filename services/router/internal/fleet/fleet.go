@@ -1,0 +1,282 @@
+// Package fleet knows the state of every worker: whether it is ready, its
+// load, its block size and its longest context.
+//
+// kvtracker's stream is the source while it flows. What it does not say, and
+// everything while it is away, comes from a light probe of the endpoints. The
+// router asks for each candidate of each decision. A Table is safe for
+// concurrent use; its loops retry for ever and end with their context.
+package fleet
+
+import (
+	"strings"
+	"sync"
+	"time"
+
+	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
+)
+
+// State is what is known of one worker (engine rank).
+type State struct {
+	Ready bool
+	// Why says why the worker is not ready.
+	Why string
+	// Running, Waiting and KVUsage were sampled at Sampled; the zero time
+	// means never.
+	Running, Waiting, KVUsage float64
+	Sampled                   time.Time
+	// BlockSize in tokens and TotalBlocks are 0 while unknown.
+	BlockSize, TotalBlocks int
+
+	maxLen map[string]int
+}
+
+// MaxModelLen is the longest context that the endpoint allows for a model of
+// its /v1/models; 0 while unknown.
+func (s *State) MaxModelLen(model string) int { return s.maxLen[model] }
+
+// Table holds the states. Use New.
+type Table struct {
+	// onRestart is called, without the lock, with a worker whose engine was
+	// restarted.
+	onRestart func(worker string)
+	// changed gets a token when readiness or what is learned has changed.
+	changed chan struct{}
+	// kick wakes the prober.
+	kick chan struct{}
+
+	mu        sync.RWMutex
+	tracked   map[string]*tracked
+	flowing   bool // the tracker's stream is open and complete
+	endpoints []Endpoint
+	probed    map[string]probed
+	suspects  map[string]time.Time
+}
+
+type tracked struct {
+	State
+	set   string
+	epoch string
+	asOf  time.Time // of the sample behind it
+	heard bool      // in the listing of the present stream
+}
+
+// probed is the newest answer of an endpoint.
+type probed struct {
+	at     time.Time
+	ok     bool
+	maxLen map[string]int // by model name
+}
+
+// New returns an empty table. onRestart may be nil.
+func New(onRestart func(worker string)) *Table {
+	if onRestart == nil {
+		onRestart = func(string) {}
+	}
+	return &Table{
+		onRestart: onRestart,
+		changed:   make(chan struct{}, 1),
+		kick:      make(chan struct{}, 1),
+		tracked:   map[string]*tracked{},
+		probed:    map[string]probed{},
+		suspects:  map[string]time.Time{},
+	}
+}
+
+// Changed receives after the readiness of a worker, a block size or a context
+// length has changed. Changes in quick succession may be one token.
+func (t *Table) Changed() <-chan struct{} { return t.changed }
+
+func notify(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// How old the tracker's word on a worker may be to count without question.
+// When a relay dies, all of its workers look as if they had stopped answering:
+// a report of trouble is to be checked soon.
+const (
+	trustReady    = 5 * time.Second
+	trustNotReady = 1500 * time.Millisecond
+)
+
+// trusted tells whether the tracker's word needs no probe beside it.
+func (t *Table) trusted(tr *tracked, now time.Time) bool {
+	limit := trustNotReady
+	if tr.Ready {
+		limit = trustReady
+	}
+	return t.flowing && now.Sub(tr.asOf) < limit
+}
+
+// Lookup returns the state of rank id of the endpoint uid. Of the tracker's
+// word and the probe's the newer one counts, unless the former is fresh.
+func (t *Table) Lookup(now time.Time, uid, id string) State {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	var s State
+	tr := t.tracked[id]
+	if tr != nil {
+		s = tr.State
+	}
+	p, known := t.probed[uid]
+	s.maxLen = p.maxLen
+	if until, ok := t.suspects[uid]; ok && now.Before(until) {
+		s.Ready, s.Why = false, "refused a connection a moment ago"
+		return s
+	}
+	if tr != nil && (t.trusted(tr, now) || !known || p.at.Before(tr.asOf)) {
+		if !s.Ready {
+			s.Why = "not ready: its health check or metrics fail"
+		}
+		return s
+	}
+	if s.Ready = known && p.ok; !s.Ready {
+		s.Why = "not ready: no answer to the probe"
+	}
+	return s
+}
+
+// settled tells whether the tracker says of every endpoint that it is ready,
+// so that there is nothing for the prober to find out.
+func (t *Table) settled(now time.Time) bool {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	fine := map[string]bool{}
+	for id, tr := range t.tracked {
+		uid := id[:max(0, strings.LastIndexByte(id, '/'))]
+		ok, seen := fine[uid]
+		fine[uid] = (ok || !seen) && tr.Ready && t.trusted(tr, now)
+	}
+	for _, e := range t.endpoints {
+		if !fine[e.UID] {
+			return false
+		}
+	}
+	return true
+}
+
+// BlockSize returns the block size that most workers of a set use; 0 while
+// none is known.
+func (t *Table) BlockSize(set string) int {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	votes := map[int]int{}
+	best := 0
+	for _, tr := range t.tracked {
+		if n := tr.BlockSize; tr.set == set && n > 0 {
+			votes[n]++
+			if v := votes[n] - votes[best]; best == 0 || v > 0 || v == 0 && n < best {
+				best = n
+			}
+		}
+	}
+	return best
+}
+
+// MaxModelLen returns the longest context that all of the endpoints which
+// serve the model allow, as they said; 0 while unknown.
+func (t *Table) MaxModelLen(uids []string, model string) int {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	least := 0
+	for _, uid := range uids {
+		if n := t.probed[uid].maxLen[model]; n > 0 && (least == 0 || n < least) {
+			least = n
+		}
+	}
+	return least
+}
+
+// suspicion is how long a worker that refused a connection is left alone:
+// longer than the tracker needs to notice that it is gone.
+const suspicion = 2 * time.Second
+
+// Suspect notes that an endpoint refused a connection or closed it. It counts
+// as not ready for a moment, else its empty queue would attract everybody.
+func (t *Table) Suspect(now time.Time, uid string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, e := range t.endpoints { // bounds the map by the catalog
+		if e.UID == uid {
+			t.suspects[uid] = now.Add(suspicion)
+		}
+	}
+}
+
+// Flowing tells whether the tracker's stream is open and complete.
+func (t *Table) Flowing() bool {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.flowing
+}
+
+// begin notes that a new stream starts: what it will not list is gone.
+func (t *Table) begin() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, tr := range t.tracked {
+		tr.heard = false
+	}
+}
+
+// end notes that the stream broke.
+func (t *Table) end() {
+	t.mu.Lock()
+	was := t.flowing
+	t.flowing = false
+	t.mu.Unlock()
+	if was {
+		notify(t.kick)
+		notify(t.changed)
+	}
+}
+
+// update takes one message of the stream.
+func (t *Table) update(now time.Time, m *kvtrackerv1.WatchWorkersResponse) {
+	var restarted []string
+	changed, trouble := false, false
+	t.mu.Lock()
+	for _, w := range m.Workers {
+		old := t.tracked[w.Worker]
+		tr := &tracked{set: w.WorkerSet, epoch: w.Epoch, heard: true, asOf: now}
+		tr.Ready = w.Ready
+		tr.BlockSize, tr.TotalBlocks = int(w.BlockSize), int(min(w.TotalBlocks, 1<<40))
+		if l := w.Load; l != nil {
+			tr.Running, tr.Waiting, tr.KVUsage = l.Running, l.Waiting, l.KvUsage
+			tr.Sampled = now.Add(-w.SampleAge.AsDuration())
+			tr.asOf = tr.Sampled
+		}
+		t.tracked[w.Worker] = tr
+		if old == nil || old.Ready != tr.Ready || old.BlockSize != tr.BlockSize {
+			changed = true
+			trouble = trouble || !tr.Ready
+		}
+		if old != nil && old.epoch != tr.epoch && old.epoch != "" {
+			restarted = append(restarted, w.Worker)
+		}
+	}
+	for _, id := range m.Removed {
+		delete(t.tracked, id)
+		changed = true
+	}
+	if m.Synced && !t.flowing {
+		t.flowing, changed = true, true
+		for id, tr := range t.tracked {
+			if !tr.heard {
+				delete(t.tracked, id)
+			}
+		}
+	}
+	t.mu.Unlock()
+	for _, id := range restarted {
+		t.onRestart(id)
+	}
+	if trouble {
+		notify(t.kick)
+	}
+	if changed {
+		notify(t.changed)
+	}
+}

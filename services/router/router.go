@@ -1,0 +1,166 @@
+package router
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kinference/kinference/internal/daemon"
+	"github.com/kinference/kinference/internal/resources"
+	"github.com/kinference/kinference/internal/rpc"
+	"github.com/kinference/kinference/internal/schedule"
+	"github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1/kvtrackerv1connect"
+	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
+	"github.com/kinference/kinference/services/router/internal/affinity"
+	"github.com/kinference/kinference/services/router/internal/catalog"
+	"github.com/kinference/kinference/services/router/internal/decisions"
+	"github.com/kinference/kinference/services/router/internal/fleet"
+)
+
+// Service is the router. Its settings must not change once Run was called.
+type Service struct {
+	Config
+}
+
+var _ daemon.Service = (*Service)(nil)
+
+// server is the state of one Run.
+type server struct {
+	Config
+	log       *slog.Logger
+	metrics   *metrics
+	scheduler *schedule.Scheduler
+	fleet     *fleet.Table
+	affinity  *affinity.Table
+	decisions *decisions.Log
+	catalog   *catalog.Publisher
+	tracker   kvtrackerv1connect.KVTrackerServiceClient // nil: none
+
+	mu        sync.Mutex
+	resources *resources.Catalog // newest good one; nil before it
+	problems  resources.Problems
+	workers   map[string]bool // ids of ranks in resources
+}
+
+// Run serves until ctx is done. It is ready once the first good catalog is
+// loaded. It fails for bad settings and when the port cannot be opened.
+func (s *Service) Run(ctx context.Context) error {
+	if err := s.Validate(); err != nil {
+		return err
+	}
+	c := s.withDefaults()
+	scheduler, err := schedule.New(schedule.Settings{Policy: c.Policy, Seed: c.Seed, TimeScale: c.TimeScale, Lease: c.Lease})
+	if err != nil {
+		return fmt.Errorf("policy: %w", err)
+	}
+	l, err := rpc.Listen(c.Listener, c.Listen)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	srv := &server{
+		Config: c, log: daemon.Logger(ctx), scheduler: scheduler,
+		affinity: &affinity.Table{}, decisions: decisions.New(c.DecisionLog), catalog: catalog.NewPublisher(),
+		workers: map[string]bool{},
+	}
+	srv.fleet = fleet.New(srv.restarted)
+	if srv.metrics, err = newMetrics(daemon.Meter(ctx), srv); err != nil {
+		return fmt.Errorf("make metrics: %w", err)
+	}
+	defer srv.metrics.close()
+
+	g, ctx := errgroup.WithContext(ctx)
+	source := resources.NewSource(c.ConfigDir, func(rc *resources.Catalog, ps resources.Problems) { srv.apply(ctx, rc, ps) })
+	g.Go(func() error { return source.Run(ctx) })
+	g.Go(func() error { return srv.fleet.Probe(ctx, c.ProbeInterval) })
+	g.Go(func() error { return srv.publish(ctx) })
+	if c.KVTrackerURL != "" {
+		srv.tracker = rpc.Client(ctx, c.KVTrackerURL, kvtrackerv1connect.NewKVTrackerServiceClient)
+		g.Go(func() error { return srv.fleet.Follow(ctx, srv.tracker, srv.log) })
+	}
+	g.Go(func() error {
+		srv.log.Info("router serves", "addr", l.Addr().String(), "policy", c.Policy)
+		return rpc.Serve(ctx, l, rpc.Mount[routerv1connect.RouterServiceHandler](ctx, srv, routerv1connect.NewRouterServiceHandler))
+	})
+	return g.Wait()
+}
+
+// apply takes a load of the resources. A broken one changes nothing but what
+// is said about it.
+func (s *server) apply(ctx context.Context, c *resources.Catalog, ps resources.Problems) {
+	for _, p := range ps {
+		if p.Severity == resources.Error {
+			s.log.Error("resource is broken", "at", p.String())
+		} else {
+			s.log.Warn("resource is not as it seems", "at", p.String())
+		}
+	}
+	s.metrics.reloaded(ctx, c != nil)
+	s.mu.Lock()
+	s.problems = ps
+	if c == nil {
+		kept := s.resources != nil
+		s.mu.Unlock()
+		s.log.Error("resources not loaded", "last_good_catalog_kept", kept)
+		return
+	}
+	s.resources = c
+	workers := map[string]bool{}
+	var endpoints []fleet.Endpoint
+	for _, set := range c.Sets {
+		for i := range set.Workers {
+			w := &set.Workers[i]
+			endpoints = append(endpoints, fleet.Endpoint{UID: w.UID, URL: w.URL})
+			for _, id := range w.Ranks {
+				workers[id] = true
+			}
+		}
+	}
+	var gone []string
+	for id := range s.workers {
+		if !workers[id] {
+			gone = append(gone, id)
+		}
+	}
+	s.workers = workers
+	s.mu.Unlock()
+	for _, id := range gone {
+		s.scheduler.Forget(id)
+		s.affinity.Forget(id)
+	}
+	s.fleet.Watch(endpoints)
+	v := s.catalog.Publish(c, s.fleet)
+	s.log.Info("catalog loaded", "version", v.Number, "models", len(c.Models), "workers", len(endpoints))
+	daemon.Ready(ctx, true)
+}
+
+// publish makes a new version of the catalog when the fleet has changed.
+func (s *server) publish(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.fleet.Changed():
+		}
+		s.mu.Lock()
+		c := s.resources
+		s.mu.Unlock()
+		if c != nil {
+			s.catalog.Publish(c, s.fleet)
+		}
+	}
+}
+
+// restarted is told of a worker whose engine process is a new one.
+func (s *server) restarted(worker string) {
+	s.log.Info("engine restarted", "worker", worker)
+	s.scheduler.Restarted(worker)
+	s.affinity.Forget(worker)
+}
+
+// now is the clock of decisions.
+func (s *server) now() time.Time { return time.Now() }
