@@ -62,6 +62,9 @@ const (
 	statePrefix = "worker.state."
 )
 
+// AllKVSubjects matches the KV events of every worker.
+const AllKVSubjects = kvPrefix + ">"
+
 // KVSubject is the subject of the worker's KV events:
 // kv.events.<namespace>.<set>.<uid>.<rank>, each name escaped.
 func (w Worker) KVSubject() string { return kvPrefix + w.tokens() }

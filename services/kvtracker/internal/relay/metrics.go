@@ -1,0 +1,81 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kinference/kinference/internal/bus"
+)
+
+// instruments are the relay's metrics. The only label about workers is their
+// set, which operators name: uids come and go.
+type instruments struct {
+	batches, bad, overflows, gaps, replays, replayFailures, restarts, clears metric.Int64Counter
+	scrapes                                                                  metric.Int64Counter
+	connections                                                              metric.Int64UpDownCounter
+	lag                                                                      metric.Float64Histogram
+}
+
+func newInstruments(m metric.Meter) (*instruments, error) {
+	var i instruments
+	var errs []error
+	counter := func(c *metric.Int64Counter, name, unit, description string) {
+		var err error
+		*c, err = m.Int64Counter("kinference.kvtracker.relay."+name, metric.WithUnit(unit), metric.WithDescription(description))
+		errs = append(errs, err)
+	}
+	counter(&i.batches, "batches", "{batch}", "Engine batches passed on.")
+	counter(&i.bad, "malformed", "{batch}", "Engine messages or batches that could not be read and were skipped.")
+	counter(&i.overflows, "overflows", "{batch}", "Live batches dropped because a queue was full; they are fetched again by replay.")
+	counter(&i.gaps, "gaps", "{gap}", "Gaps seen in the sequence of live batches.")
+	counter(&i.replays, "replays", "{replay}", "Replays asked of engines, after connects and gaps.")
+	counter(&i.replayFailures, "replay.failures", "{replay}", "Replays that got no answer.")
+	counter(&i.restarts, "restarts", "{restart}", "Engine processes found to be new behind a known worker.")
+	counter(&i.clears, "clears", "{clear}", "Workers whose blocks were cleared, by reason.")
+	counter(&i.scrapes, "scrapes", "{scrape}", "Reads of engine metrics, by result.")
+	var err error
+	i.connections, err = m.Int64UpDownCounter("kinference.kvtracker.relay.connections",
+		metric.WithUnit("{connection}"), metric.WithDescription("Open connections to engines' event sockets."))
+	errs = append(errs, err)
+	i.lag, err = m.Float64Histogram("kinference.kvtracker.relay.lag", metric.WithUnit("s"),
+		metric.WithDescription("From the engine's time of a batch until the relay queued it for NATS; clocks of two machines are compared."),
+		metric.WithExplicitBucketBoundaries(.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 5, 30))
+	return &i, errors.Join(append(errs, err)...)
+}
+
+func set(w bus.Worker, more ...attribute.KeyValue) metric.MeasurementOption {
+	return metric.WithAttributeSet(attribute.NewSet(append(more, attribute.String("worker_set", w.SetName()))...))
+}
+
+func (i *instruments) malformed(w bus.Worker) { i.bad.Add(context.Background(), 1, set(w)) }
+func (i *instruments) overflow(w bus.Worker)  { i.overflows.Add(context.Background(), 1, set(w)) }
+func (i *instruments) gap(w bus.Worker)       { i.gaps.Add(context.Background(), 1, set(w)) }
+func (i *instruments) replay(w bus.Worker)    { i.replays.Add(context.Background(), 1, set(w)) }
+func (i *instruments) replayFailed(w bus.Worker) {
+	i.replayFailures.Add(context.Background(), 1, set(w))
+}
+func (i *instruments) restart(w bus.Worker) { i.restarts.Add(context.Background(), 1, set(w)) }
+
+func (i *instruments) clear(w bus.Worker, reason string) {
+	i.clears.Add(context.Background(), 1, set(w, attribute.String("reason", reason)))
+}
+
+func (i *instruments) connected(w bus.Worker, n int64) {
+	i.connections.Add(context.Background(), n, set(w))
+}
+
+func (i *instruments) scrape(w bus.Worker, result string) {
+	i.scrapes.Add(context.Background(), 1, set(w, attribute.String("result", result)))
+}
+
+func (i *instruments) batch(w bus.Worker, ts float64) {
+	i.batches.Add(context.Background(), 1, set(w))
+	// Replayed batches are old on purpose.
+	if lag := float64(time.Now().UnixMicro())/1e6 - ts; lag >= 0 && lag < 60 {
+		i.lag.Record(context.Background(), lag, set(w))
+	}
+}
