@@ -250,6 +250,7 @@ func (t *Tokenizer) added(tokens []addedToken) error {
 		}
 	}
 	t.raw, t.normalized = newAddedSet(raw), newAddedSet(normalized)
+	t.cuts = independentCuts(tokens)
 	return nil
 }
 

@@ -11,6 +11,7 @@ type Tokenizer struct {
 	nfc        bool      // the normalizer is NFC; otherwise there is none
 	raw        *addedSet // added tokens that are looked for in the raw text; nil: none
 	normalized *addedSet // added tokens that are looked for in normalised text between those; nil: none
+	cuts       bool      // safeCut holds
 	prefix     []uint32  // special tokens before and after the text, for addSpecial
 	suffix     []uint32
 	text       []string // bytes that an id decodes to; added tokens by their content
