@@ -188,7 +188,7 @@ type Request struct {
 	// Prefix, user turns and answers so far, in prompt order: user texts at even
 	// places (the first one includes the shared prefix), answers at odd ones.
 	Parts [][]uint32
-	// Prompt is Parts joined.
+	// Prompt is Parts joined. Neither may be modified.
 	Prompt []uint32
 	// Output is the answer that the model will give.
 	Output []uint32
@@ -235,18 +235,21 @@ func (l *Loop) Next(streamIndex int) (*Request, bool) {
 	if s.turn == len(s.conversation.Turns) {
 		*s = stream{conversation: l.gen.Conversation(l.started), index: l.started}
 		l.started++
-		s.prompt = slices.Clone(s.conversation.Prefix)
+		s.prompt = append(make([]uint32, 0, sc.MaxPrompt()+sc.OutputTokens), s.conversation.Prefix...)
 	}
 	turn := s.conversation.Turns[s.turn]
-	user := turn.User
-	if s.turn == 0 {
-		user = append(slices.Clone(s.conversation.Prefix), user...)
-	}
-	s.parts = append(s.parts, user)
 	s.prompt = append(s.prompt, turn.User...)
+	// Requests share the conversation's memory, each up to its own length: what
+	// is appended later lies behind it.
+	prompt := slices.Clip(s.prompt)
+	if s.turn == 0 {
+		s.parts = append(s.parts, prompt)
+	} else {
+		s.parts = append(s.parts, turn.User)
+	}
 	r := &Request{
 		Index: l.next, Stream: streamIndex, Conversation: s.index, Turn: s.turn,
-		Parts: slices.Clone(s.parts), Prompt: slices.Clone(s.prompt), Output: turn.Output,
+		Parts: slices.Clone(s.parts), Prompt: prompt, Output: turn.Output,
 		Measured: l.next >= sc.Warm,
 	}
 	l.next++
