@@ -44,6 +44,9 @@ type Options struct {
 	Policy string
 	// Seed makes the router's random choices repeatable.
 	Seed uint64
+	// TimeScale is how many times faster than real hardware the workers run; 0
+	// means 1. For simulated fleets only.
+	TimeScale float64
 
 	// Output receives the log; nil discards it.
 	Output       io.Writer
@@ -139,7 +142,7 @@ func (s *Stack) start(o Options) error {
 			return (&kvtracker.Service{Config: kvtracker.Config{Mode: kvtracker.ModeTracker, Listener: l, NATSURL: natsURL}}).Run(ctx)
 		}},
 		{"router", func(ctx context.Context, l net.Listener) error {
-			return (&router.Service{Config: router.Config{Listener: l, ConfigDir: o.ConfigDir, KVTrackerURL: trackerURL, Policy: o.Policy, Seed: o.Seed}}).Run(ctx)
+			return (&router.Service{Config: router.Config{Listener: l, ConfigDir: o.ConfigDir, KVTrackerURL: trackerURL, Policy: o.Policy, Seed: o.Seed, TimeScale: o.TimeScale}}).Run(ctx)
 		}},
 		{"relay", func(ctx context.Context, _ net.Listener) error {
 			return (&kvtracker.Service{Config: kvtracker.Config{Mode: kvtracker.ModeRelay, NATSURL: natsURL, RouterURL: routerURL}}).Run(ctx)
