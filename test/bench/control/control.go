@@ -9,7 +9,9 @@ package control
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/kinference/kinference/cmd/stack"
@@ -26,6 +28,30 @@ type Control struct {
 	stack  *stack.Stack
 	dir    string
 	cancel context.CancelFunc
+	log    tail
+}
+
+// tail keeps the end of the services' log, which says why they do not start.
+// It is safe for concurrent use.
+type tail struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+const tailBytes = 4 << 10
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.text = append(t.text, p...)
+	t.text = t.text[max(len(t.text)-tailBytes, 0):]
+	return len(p), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return string(t.text)
 }
 
 // readyTimeout is how long a control plane may take to serve.
@@ -41,8 +67,8 @@ func Start(ctx context.Context, scale float64, seed uint64, write func(dir strin
 	c := &Control{dir: dir}
 	ctx, c.cancel = context.WithCancel(ctx)
 	if err := c.start(ctx, scale, seed, write); err != nil {
-		c.Stop()
-		return nil, err
+		_ = c.Stop()
+		return nil, fmt.Errorf("%w\n%s", err, &c.log)
 	}
 	return c, nil
 }
@@ -51,7 +77,7 @@ func (c *Control) start(ctx context.Context, scale float64, seed uint64, write f
 	if err = write(c.dir); err != nil {
 		return err
 	}
-	if c.stack, err = stack.Start(ctx, stack.Options{ConfigDir: c.dir, Seed: seed, TimeScale: scale, DrainTimeout: time.Second}); err != nil {
+	if c.stack, err = stack.Start(ctx, stack.Options{ConfigDir: c.dir, Seed: seed, TimeScale: scale, DrainTimeout: time.Second, Output: &c.log, LogLevel: slog.LevelWarn}); err != nil {
 		return err
 	}
 	c.URL = c.stack.URL()

@@ -72,9 +72,9 @@ func (f *Fleet) WriteConfig(dir string) error {
 	for _, w := range f.Workers {
 		endpoints = append(endpoints, Endpoint{w.Name(), w.Addr(), w.EventsAddr(0), w.ReplayAddr(0)})
 	}
-	// Load is sampled each 250 ms of simulated time, but not faster than a
-	// scraper can.
-	return WriteConfig(dir, Model, endpoints, max(time.Duration(250/f.Scale*float64(time.Millisecond)), 20*time.Millisecond))
+	// Load is sampled each 250 ms of simulated time, but not faster than the
+	// resource allows.
+	return WriteConfig(dir, Model, endpoints, max(time.Duration(250/f.Scale*float64(time.Millisecond)), 50*time.Millisecond))
 }
 
 // Endpoint is a worker in a resource.

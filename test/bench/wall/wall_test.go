@@ -139,7 +139,7 @@ func TestWriteConfig(t *testing.T) {
 	}
 	data, err := os.ReadFile(filepath.Join(dir, "workers.yaml"))
 	w := fleet.Workers[0]
-	for _, want := range []string{"kind: InferenceWorkerSet", "sim-0", w.Addr(), w.EventsAddr(0), w.ReplayAddr(0), "interval: 20ms"} {
+	for _, want := range []string{"kind: InferenceWorkerSet", "sim-0", w.Addr(), w.EventsAddr(0), w.ReplayAddr(0), "interval: 50ms"} {
 		if err != nil || !strings.Contains(string(data), want) {
 			t.Errorf("%q is not in the resource (%v):\n%s", want, err, data)
 		}
