@@ -240,7 +240,9 @@ func (t *Table) update(now time.Time, m *kvtrackerv1.WatchWorkersResponse) {
 	t.mu.Lock()
 	for _, w := range m.Workers {
 		old := t.tracked[w.Worker]
-		tr := &tracked{set: w.WorkerSet, epoch: w.Epoch, heard: true, asOf: now}
+		// Without a sample the tracker has heard its events but not its state:
+		// asOf stays zero, and a probe's word counts more.
+		tr := &tracked{set: w.WorkerSet, epoch: w.Epoch, heard: true}
 		tr.Ready = w.Ready
 		tr.BlockSize, tr.TotalBlocks = int(w.BlockSize), int(min(w.TotalBlocks, 1<<40))
 		if l := w.Load; l != nil {

@@ -1,0 +1,174 @@
+package fleet
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func message(synced bool, states ...*kvtrackerv1.WorkerState) *kvtrackerv1.WatchWorkersResponse {
+	return &kvtrackerv1.WatchWorkersResponse{Workers: states, Synced: synced}
+}
+
+func state(id string, ready bool, age time.Duration) *kvtrackerv1.WorkerState {
+	return &kvtrackerv1.WorkerState{Worker: id, WorkerSet: "ns/s", Ready: ready, Load: &kvtrackerv1.Load{Running: 2}, SampleAge: durationpb.New(age), BlockSize: 16}
+}
+
+// Of the tracker's word and the probe's the newer counts, unless the former
+// is fresh.
+func TestLookup(t *testing.T) {
+	const s = time.Second
+	tests := []struct {
+		name    string
+		tracked *kvtrackerv1.WorkerState
+		away    bool
+		probe   *probed
+		at      time.Duration
+		want    bool
+	}{
+		{name: "nothing known"},
+		{name: "tracker says ready", tracked: state("w/0", true, 0), want: true},
+		{name: "tracker says not ready", tracked: state("w/0", false, 0)},
+		{name: "probe alone, good", probe: &probed{at: start, ok: true}, want: true},
+		{name: "probe alone, bad", probe: &probed{at: start}},
+		{name: "fresh word beats the probe", tracked: state("w/0", false, 0), probe: &probed{at: start.Add(s), ok: true}, at: s},
+		{name: "old trouble is checked", tracked: state("w/0", false, 0), probe: &probed{at: start.Add(s), ok: true}, at: 2 * s, want: true},
+		{name: "old trouble is confirmed", tracked: state("w/0", false, 0), probe: &probed{at: start.Add(s)}, at: 2 * s},
+		{name: "the probe is older than the trouble", tracked: state("w/0", false, 0), probe: &probed{at: start.Add(-s), ok: true}, at: 2 * s},
+		{name: "old good word is checked", tracked: state("w/0", true, 0), probe: &probed{at: start.Add(s)}, at: 6 * s},
+		{name: "good word is trusted for a while", tracked: state("w/0", true, 0), probe: &probed{at: start.Add(s)}, at: 4 * s, want: true},
+		{name: "tracker away, no probe since", tracked: state("w/0", true, 0), away: true, probe: &probed{at: start.Add(-s)}, at: s, want: true},
+		{name: "tracker away, probe since", tracked: state("w/0", true, 0), away: true, probe: &probed{at: start.Add(s)}, at: 2 * s},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			table := New(nil)
+			table.Watch([]Endpoint{{UID: "w"}})
+			table.begin()
+			if tt.tracked != nil {
+				table.update(start, message(true, tt.tracked))
+			}
+			if tt.away {
+				table.end()
+			}
+			if tt.probe != nil {
+				table.answered("w", *tt.probe)
+			}
+			got := table.Lookup(start.Add(tt.at), "w", "w/0")
+			if got.Ready != tt.want || got.Ready == (got.Why != "") {
+				t.Errorf("ready %v (%s), want %v", got.Ready, got.Why, tt.want)
+			}
+		})
+	}
+}
+
+func TestSuspect(t *testing.T) {
+	table := New(nil)
+	table.Watch([]Endpoint{{UID: "w"}})
+	table.update(start, message(true, state("w/0", true, 0)))
+	table.Suspect(start, "w")
+	table.Suspect(start, "stranger")
+	if table.Lookup(start.Add(suspicion/2), "w", "w/0").Ready {
+		t.Error("a suspect is ready")
+	}
+	if !table.Lookup(start.Add(suspicion+1), "w", "w/0").Ready {
+		t.Error("suspicion does not end")
+	}
+	if len(table.suspects) != 1 {
+		t.Errorf("suspects %v", table.suspects)
+	}
+}
+
+func TestStreamListing(t *testing.T) {
+	var restarted []string
+	table := New(func(w string) { restarted = append(restarted, w) })
+	a := state("a/0", true, 0)
+	a.Epoch = "1"
+	table.begin()
+	table.update(start, message(false, a))
+	if table.Flowing() {
+		t.Error("flowing before the listing is complete")
+	}
+	b := state("b/0", true, 0)
+	b.BlockSize = 784
+	table.update(start, message(true, b, state("c/0", true, 0)))
+	if got := table.BlockSize("ns/s"); got != 16 || table.BlockSize("ns/other") != 0 {
+		t.Errorf("block size %d, want that of most workers: 16", got)
+	}
+	table.end()
+	table.begin()
+	again := state("a/0", true, 0)
+	again.Epoch = "2"
+	table.update(start, message(true, again))
+	if len(table.tracked) != 1 {
+		t.Errorf("workers that the new stream did not list: %v", table.tracked)
+	}
+	if len(restarted) != 1 || restarted[0] != "a/0" {
+		t.Errorf("restarted %v", restarted)
+	}
+	table.update(start, &kvtrackerv1.WatchWorkersResponse{Removed: []string{"a/0"}})
+	if len(table.tracked) != 0 {
+		t.Errorf("removed worker is still there")
+	}
+}
+
+func TestProbe(t *testing.T) {
+	tests := []struct {
+		name           string
+		health, models int
+		body           string
+		ok             bool
+		maxLen         int
+	}{
+		{"vLLM", 200, 200, `{"data":[{"id":"m","max_model_len":4096},{"id":"lora","max_model_len":null}]}`, true, 4096},
+		{"no health check", 404, 200, `{"data":[{"id":"m"}]}`, true, 0},
+		{"engine dead, server alive", 503, 200, `{"data":[]}`, false, 0},
+		{"key required", 200, 401, ``, true, 0},
+		{"models broken", 200, 500, ``, false, 0},
+		{"nonsense", 200, 200, `<html>`, true, 0},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == "/health" {
+					w.WriteHeader(tt.health)
+					return
+				}
+				w.WriteHeader(tt.models)
+				_, _ = w.Write([]byte(tt.body))
+			}))
+			defer srv.Close()
+			client := &http.Client{Transport: &http.Transport{}}
+			defer client.CloseIdleConnections()
+			p := probe(context.Background(), client, srv.URL)
+			if p.ok != tt.ok || p.maxLen["m"] != tt.maxLen {
+				t.Errorf("probe %+v", p)
+			}
+		})
+	}
+	if p := probe(context.Background(), http.DefaultClient, "http://127.0.0.1:1"); p.ok {
+		t.Error("nobody there, yet ok")
+	}
+}
+
+func TestMaxModelLenIsTheLeast(t *testing.T) {
+	table := New(nil)
+	table.Watch([]Endpoint{{UID: "a"}, {UID: "b"}})
+	table.answered("a", probed{at: start, ok: true, maxLen: map[string]int{"m": 4096}})
+	table.answered("b", probed{at: start, ok: true, maxLen: map[string]int{"m": 2048}})
+	table.answered("b", probed{at: start}) // what it said before still holds
+	if got := table.MaxModelLen([]string{"a", "b", "c"}, "m"); got != 2048 {
+		t.Errorf("got %d, want 2048", got)
+	}
+}
