@@ -3,6 +3,7 @@ package chat
 import (
 	"encoding/json"
 	"fmt"
+	"math/bits"
 	"strconv"
 	"strings"
 	"unicode/utf16"
@@ -198,49 +199,56 @@ func (d *decoder) number() (jinja.Value, error) {
 
 // text parses a string; without escapes it is a piece of the input, not a copy.
 func (d *decoder) text() (string, error) {
-	d.i++
-	start := d.i
-	for d.i < len(d.s) {
-		switch c := d.s[d.i]; {
-		case c == '"':
-			d.i++
-			return d.s[start : d.i-1], nil
-		case c == '\\':
-			return d.escaped(start)
-		case c < ' ':
-			return "", d.unexpected()
-		}
+	start := d.i + 1
+	d.i = plainEnd(d.s, start)
+	switch {
+	case d.i < len(d.s) && d.s[d.i] == '"':
 		d.i++
+		return d.s[start : d.i-1], nil
+	case d.i < len(d.s) && d.s[d.i] == '\\':
+		return d.escaped(start)
 	}
 	return "", d.unexpected()
 }
 
+// plainEnd returns the first offset from i on of a quote, a backslash or a control character, or len(s). Eight bytes at a time:
+// prompts are long strings of little else.
+func plainEnd(s string, i int) int {
+	const ones, highs = 0x0101010101010101, 0x8080808080808080
+	for ; i+8 <= len(s); i += 8 {
+		w := uint64(s[i]) | uint64(s[i+1])<<8 | uint64(s[i+2])<<16 | uint64(s[i+3])<<24 |
+			uint64(s[i+4])<<32 | uint64(s[i+5])<<40 | uint64(s[i+6])<<48 | uint64(s[i+7])<<56
+		quote, slash := w^ones*'"', w^ones*'\\'
+		// A byte of w-ones*n has its high bit set, and w's has not, if the byte was below n; a borrow can only add false finds behind it.
+		if found := ((quote-ones)&^quote | (slash-ones)&^slash | (w-ones*' ')&^w) & highs; found != 0 {
+			return i + bits.TrailingZeros64(found)/8
+		}
+	}
+	for i < len(s) && s[i] != '"' && s[i] != '\\' && s[i] >= ' ' {
+		i++
+	}
+	return i
+}
+
 // escaped parses on from the first backslash of a string that began at start.
 func (d *decoder) escaped(start int) (string, error) {
-	// Room for the whole string: a second pass over it is cheaper than growing.
-	end := d.i
-	for end < len(d.s) && d.s[end] != '"' {
-		if d.s[end] == '\\' {
-			end++
-		}
-		end++
+	var b strings.Builder
+	if end := strings.IndexByte(d.s[d.i:], '"'); end >= 0 {
+		b.Grow(d.i - start + end)
 	}
-	b := make([]byte, 0, min(end, len(d.s))-start)
-	b = append(b, d.s[start:d.i]...)
+	b.WriteString(d.s[start:d.i])
 	for d.i < len(d.s) {
 		c := d.s[d.i]
 		switch {
 		case c == '"':
 			d.i++
-			return string(b), nil
+			return b.String(), nil
 		case c < ' ':
 			return "", d.unexpected()
 		case c != '\\':
-			from := d.i
-			for d.i < len(d.s) && d.s[d.i] != '"' && d.s[d.i] != '\\' && d.s[d.i] >= ' ' {
-				d.i++
-			}
-			b = append(b, d.s[from:d.i]...)
+			end := plainEnd(d.s, d.i)
+			b.WriteString(d.s[d.i:end])
+			d.i = end
 			continue
 		}
 		if d.i+1 >= len(d.s) {
@@ -249,17 +257,17 @@ func (d *decoder) escaped(start int) (string, error) {
 		d.i++
 		switch d.s[d.i] {
 		case '"', '\\', '/':
-			b = append(b, d.s[d.i])
+			b.WriteByte(d.s[d.i])
 		case 'b':
-			b = append(b, '\b')
+			b.WriteByte('\b')
 		case 'f':
-			b = append(b, '\f')
+			b.WriteByte('\f')
 		case 'n':
-			b = append(b, '\n')
+			b.WriteByte('\n')
 		case 'r':
-			b = append(b, '\r')
+			b.WriteByte('\r')
 		case 't':
-			b = append(b, '\t')
+			b.WriteByte('\t')
 		case 'u':
 			r, ok := d.hex(d.i + 1)
 			if !ok {
@@ -275,7 +283,7 @@ func (d *decoder) escaped(start int) (string, error) {
 					d.i += 6
 				}
 			}
-			b = utf8.AppendRune(b, r) // a lone surrogate is U+FFFD
+			b.WriteRune(r) // a lone surrogate is U+FFFD
 		default:
 			return "", d.unexpected()
 		}
