@@ -14,9 +14,12 @@ const (
 	// replayChunk is when a replay is cut off and what came so far is passed on;
 	// the rest is asked for again.
 	replayChunk = 8 << 20
-	// replayTimeout bounds the wait for each message: an engine serves replays
-	// between its steps, every 0.1 s when idle.
+	// replayTimeout bounds the wait for the first message: an engine serves
+	// replays between its steps, every 0.1 s when idle.
 	replayTimeout = 3 * time.Second
+	// replayPause bounds the wait for each further one. When an engine's ROUTER
+	// socket is full it drops the rest, the end marker too, so silence is common.
+	replayPause = 300 * time.Millisecond
 	// holeTries is how often a hole inside a replay is asked for again: the
 	// engine's socket drops when we read too slowly.
 	holeTries = 3
@@ -184,8 +187,9 @@ func (l *link) fetch(ctx context.Context, from uint64) (batches []replayed, end 
 	if err := conn.Send(vllm.ReplayRequest(from)...); err != nil {
 		return nil, false, fmt.Errorf("request replay: %w", err)
 	}
+	timeout := replayTimeout
 	for size := 0; size < replayChunk; {
-		if err := conn.SetReadDeadline(time.Now().Add(replayTimeout)); err != nil {
+		if err := conn.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 			return batches, false, fmt.Errorf("read replay: %w", err)
 		}
 		frames, err := conn.Recv()
@@ -199,11 +203,16 @@ func (l *link) fetch(ctx context.Context, from uint64) (batches []replayed, end 
 		if last {
 			return batches, true, nil
 		}
-		if n := len(batches); seq < from || n > 0 && seq <= batches[n-1].seq {
+		timeout = replayPause
+		n := len(batches)
+		if seq < from || n > 0 && seq <= batches[n-1].seq {
 			continue // not asked for, or twice
 		}
 		batches = append(batches, replayed{seq, payload})
 		size += len(payload)
+		if n > 0 && seq != batches[n-1].seq+1 {
+			return batches, false, nil // a hole: what follows is asked for again
+		}
 	}
 	return batches, false, nil
 }
