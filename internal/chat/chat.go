@@ -115,7 +115,7 @@ func newTemplate(standard, toolUse string, special map[string]string) (*Template
 		if c.source == "" {
 			continue
 		}
-		template, err := jinja.Compile(ownFilters(c.source))
+		template, err := jinja.Compile(ownFilters(printParts(c.source)))
 		if err != nil {
 			return nil, fmt.Errorf("compile chat template: %w", err)
 		}

@@ -148,3 +148,83 @@ func loopsOverContent(source string) bool {
 	}
 	return false
 }
+
+// printParts turns {{ 'text' + a + b }} into {{ 'text' }}{{ a }}{{ b }}, for which the library does not copy a long message once for
+// every operand. The two print the same: a sum that starts with text is the text of each operand, joined. Any expression with an
+// operator that binds looser than + stays as it is.
+func printParts(source string) string {
+	var b strings.Builder
+	done := 0
+	for _, t := range tags(source) {
+		if t.statement {
+			continue
+		}
+		operands := sumOfTexts(source[t.start:t.end])
+		if operands == nil {
+			continue
+		}
+		b.WriteString(source[done:t.start])
+		b.WriteString(strings.Join(operands, "}}{{"))
+		done = t.end
+	}
+	b.WriteString(source[done:])
+	return b.String()
+}
+
+// looser matches what may make + not the outermost operator of an expression.
+var looser = regexp.MustCompile(`[-~<>=!]|\b(?:if|else|and|or|not|in|is)\b`)
+
+// sumOfTexts returns the operands of an expression that is a sum whose first operand is a string literal, with the tag's marks
+// for white space at its ends; nil if it is anything else.
+func sumOfTexts(expression string) []string {
+	inner := strings.TrimSuffix(strings.TrimPrefix(expression, "-"), "-")
+	if trimmed := strings.TrimSpace(inner); trimmed == "" || trimmed[0] != '\'' && trimmed[0] != '"' {
+		return nil
+	}
+	var operands []string
+	depth, from := 0, 0
+	for i := 0; i < len(expression); {
+		switch c := expression[i]; c {
+		case '\'', '"':
+			i = literalEnd(expression, i)
+			continue
+		case '(', '[', '{':
+			depth++
+		case ')', ']', '}':
+			depth--
+		case '+':
+			if depth == 0 {
+				operands = append(operands, expression[from:i])
+				from = i + 1
+			}
+		default:
+			edge := c == '-' && (i == 0 || i == len(expression)-1)
+			if depth == 0 && !edge && looser.MatchString(wordAt(expression, i)) {
+				return nil
+			}
+		}
+		i += len(wordAt(expression, i))
+	}
+	if len(operands) == 0 {
+		return nil
+	}
+	operands = append(operands, expression[from:])
+	for i, o := range operands {
+		if strings.TrimSpace(strings.Trim(o, "-")) == "" {
+			return nil
+		}
+		if i > 0 && strings.HasPrefix(o, "-") || i < len(operands)-1 && strings.HasSuffix(o, "-") {
+			return nil // would read as a mark for white space
+		}
+	}
+	return operands
+}
+
+// wordAt returns the identifier or number at s[i], or the one character there.
+func wordAt(s string, i int) string {
+	end := i
+	for end < len(s) && (s[end] == '_' || '0' <= s[end] && s[end] <= '9' || 'a' <= s[end]|0x20 && s[end]|0x20 <= 'z') {
+		end++
+	}
+	return s[i:max(end, i+1)]
+}
