@@ -58,6 +58,7 @@ type link struct {
 	replay string // empty: the engine has none
 	topic  string
 	out    *outbox
+	labels labels
 
 	items   chan item
 	queued  atomic.Int64 // bytes in items
@@ -110,7 +111,7 @@ func newLink(r *relay, spec *routerv1.Worker, rank int) (*link, error) {
 		return nil, err
 	}
 	l := &link{
-		relay: r, worker: w, topic: spec.GetKvTopic(), out: newOutbox(),
+		relay: r, worker: w, topic: spec.GetKvTopic(), out: newOutbox(), labels: newLabels(w),
 		log:     r.log.With("worker", w.ID(), "workerSet", w.SetName()),
 		items:   make(chan item, queueItems),
 		restart: make(chan string, 1),
@@ -218,18 +219,18 @@ func (l *link) read(s *session) error {
 		}
 		_, seq, payload, err := vllm.ParseEvent(frames)
 		if err != nil {
-			l.relay.metrics.malformed(l.worker)
+			l.relay.metrics.malformed(l.labels)
 			continue
 		}
 		if l.queued.Load() > queueBytes {
-			l.relay.metrics.overflow(l.worker)
+			l.relay.metrics.overflow(l.labels)
 			continue
 		}
 		select {
 		case l.items <- item{session: s, kind: itemBatch, seq: seq, payload: payload}:
 			l.queued.Add(int64(len(payload)))
 		default:
-			l.relay.metrics.overflow(l.worker)
+			l.relay.metrics.overflow(l.labels)
 		}
 	}
 }
@@ -310,7 +311,7 @@ func (l *link) handle(it item) {
 	switch it.kind {
 	case itemUp:
 		l.session, l.behind = it.session, false
-		l.relay.metrics.connected(l.worker, 1)
+		l.relay.metrics.connected(l.labels, 1)
 		l.sync(syncConnect)
 	case itemDown:
 		if it.session == nil || it.session == l.session {
@@ -327,7 +328,7 @@ func (l *link) handle(it item) {
 func (l *link) disconnected() {
 	if l.session != nil {
 		l.session = nil
-		l.relay.metrics.connected(l.worker, -1)
+		l.relay.metrics.connected(l.labels, -1)
 	}
 }
 
@@ -352,7 +353,7 @@ func (l *link) live(seq uint64, payload []byte) {
 		return // fetched later
 	}
 	if l.known && seq > l.next {
-		l.relay.metrics.gap(l.worker)
+		l.relay.metrics.gap(l.labels)
 		l.sync(syncGap)
 		if l.session != s || s.ctx.Err() != nil {
 			return
@@ -368,7 +369,7 @@ func (l *link) live(seq uint64, payload []byte) {
 		l.begin(seq, "")
 	}
 	if !l.accept(seq, payload, l.out.tryPush) {
-		l.relay.metrics.overflow(l.worker)
+		l.relay.metrics.overflow(l.labels)
 		l.behind = true
 	}
 }
@@ -390,7 +391,7 @@ func (l *link) recover() {
 func (l *link) begin(next uint64, digest string) {
 	l.epoch, l.next, l.digest = newEpoch(), next, digest
 	l.known, l.suspended = true, false
-	l.relay.metrics.clear(l.worker, l.why)
+	l.relay.metrics.clear(l.labels, l.why)
 	l.log.Info("worker's blocks are cleared", "reason", l.why, "next", next)
 	l.control(bus.KindClear, l.why)
 	l.why = reasonGap
@@ -423,7 +424,7 @@ func (l *link) accept(seq uint64, payload []byte, push func(entry) bool) bool {
 	ts, valid := check(payload)
 	if !valid {
 		// The number must not be missing: it goes on as a batch without events.
-		l.relay.metrics.malformed(l.worker)
+		l.relay.metrics.malformed(l.labels)
 		e.payload = emptyBatch
 	}
 	if len(e.payload)+bus.Overhead > l.relay.Bus.MaxMessage() {
@@ -436,7 +437,7 @@ func (l *link) accept(seq uint64, payload []byte, push func(entry) bool) bool {
 		return false
 	}
 	l.next, l.digest = seq+1, e.digest
-	l.relay.metrics.batch(l.worker, ts)
+	l.relay.metrics.batch(l.labels, ts)
 	return true
 }
 

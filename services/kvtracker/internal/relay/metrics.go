@@ -47,35 +47,42 @@ func newInstruments(m metric.Meter) (*instruments, error) {
 	return &i, errors.Join(append(errs, err)...)
 }
 
-func set(w bus.Worker, more ...attribute.KeyValue) metric.MeasurementOption {
-	return metric.WithAttributeSet(attribute.NewSet(append(more, attribute.String("worker_set", w.SetName()))...))
+// labels are the attributes of one worker set. They are made once per link,
+// because making them costs more than all else about a batch.
+type labels struct {
+	set  metric.MeasurementOption
+	name string
 }
 
-func (i *instruments) malformed(w bus.Worker) { i.bad.Add(context.Background(), 1, set(w)) }
-func (i *instruments) overflow(w bus.Worker)  { i.overflows.Add(context.Background(), 1, set(w)) }
-func (i *instruments) gap(w bus.Worker)       { i.gaps.Add(context.Background(), 1, set(w)) }
-func (i *instruments) replay(w bus.Worker)    { i.replays.Add(context.Background(), 1, set(w)) }
-func (i *instruments) replayFailed(w bus.Worker) {
-	i.replayFailures.Add(context.Background(), 1, set(w))
-}
-func (i *instruments) restart(w bus.Worker) { i.restarts.Add(context.Background(), 1, set(w)) }
-
-func (i *instruments) clear(w bus.Worker, reason string) {
-	i.clears.Add(context.Background(), 1, set(w, attribute.String("reason", reason)))
+func newLabels(w bus.Worker) labels {
+	return labels{metric.WithAttributeSet(attribute.NewSet(attribute.String("worker_set", w.SetName()))), w.SetName()}
 }
 
-func (i *instruments) connected(w bus.Worker, n int64) {
-	i.connections.Add(context.Background(), n, set(w))
+// with adds one more attribute, for things that are rare.
+func (l labels) with(key, value string) metric.MeasurementOption {
+	return metric.WithAttributeSet(attribute.NewSet(attribute.String("worker_set", l.name), attribute.String(key, value)))
 }
 
-func (i *instruments) scrape(w bus.Worker, result string) {
-	i.scrapes.Add(context.Background(), 1, set(w, attribute.String("result", result)))
+func count(c metric.Int64Counter, set metric.MeasurementOption) { c.Add(context.Background(), 1, set) }
+
+func (i *instruments) malformed(l labels)             { count(i.bad, l.set) }
+func (i *instruments) overflow(l labels)              { count(i.overflows, l.set) }
+func (i *instruments) gap(l labels)                   { count(i.gaps, l.set) }
+func (i *instruments) replay(l labels)                { count(i.replays, l.set) }
+func (i *instruments) replayFailed(l labels)          { count(i.replayFailures, l.set) }
+func (i *instruments) restart(l labels)               { count(i.restarts, l.set) }
+func (i *instruments) clear(l labels, reason string)  { count(i.clears, l.with("reason", reason)) }
+func (i *instruments) scrape(l labels, result string) { count(i.scrapes, l.with("result", result)) }
+
+func (i *instruments) connected(l labels, n int64) {
+	i.connections.Add(context.Background(), n, l.set)
 }
 
-func (i *instruments) batch(w bus.Worker, ts float64) {
-	i.batches.Add(context.Background(), 1, set(w))
+// batch counts a batch that the engine published at ts, in seconds.
+func (i *instruments) batch(l labels, ts float64) {
+	count(i.batches, l.set)
 	// Replayed batches are old on purpose.
 	if lag := float64(time.Now().UnixMicro())/1e6 - ts; lag >= 0 && lag < 60 {
-		i.lag.Record(context.Background(), lag, set(w))
+		i.lag.Record(context.Background(), lag, l.set)
 	}
 }

@@ -265,8 +265,8 @@ func (s seen) wantClears(t *testing.T, reasons ...string) {
 	}
 }
 
-// labels makes boot:from … boot:to.
-func labels(boot string, from, to int) []string {
+// span makes boot:from … boot:to.
+func span(boot string, from, to int) []string {
 	var s []string
 	for i := from; i <= to; i++ {
 		s = append(s, fmt.Sprintf("%s:%d", boot, i))
@@ -304,9 +304,9 @@ func TestFollowFromTheStart(t *testing.T) {
 			e.publish(3)
 			f.catalog.set(e.spec("a"))
 			f.start()
-			f.view.expect("a/0", labels("boot1", 0, 2)...)
+			f.view.expect("a/0", span("boot1", 0, 2)...)
 			e.publish(200)
-			s := f.view.expect("a/0", labels("boot1", 0, 202)...)
+			s := f.view.expect("a/0", span("boot1", 0, 202)...)
 			s.wantClears(t, reasonStart)
 			if s.messages > 150 {
 				t.Errorf("%d messages for 203 batches: not coalesced", s.messages)
@@ -324,8 +324,8 @@ func TestTwoRanks(t *testing.T) {
 	spec.Ranks = 2
 	f.catalog.set(spec)
 	f.start()
-	f.view.expect("a/0", labels("boot1", 0, 1)...)
-	f.view.expect("a/1", labels("boot1", 0, 2)...)
+	f.view.expect("a/0", span("boot1", 0, 1)...)
+	f.view.expect("a/1", span("boot1", 0, 2)...)
 }
 
 func TestGapWithReplay(t *testing.T) {
@@ -337,10 +337,10 @@ func TestGapWithReplay(t *testing.T) {
 	f.view.expect("a/0", "boot1:0")
 	e.lose(4)
 	e.publish(1)
-	f.view.expect("a/0", labels("boot1", 0, 5)...)
+	f.view.expect("a/0", span("boot1", 0, 5)...)
 	// Nothing follows the loss: only asking finds it.
 	e.lose(2)
-	f.view.expect("a/0", labels("boot1", 0, 7)...).wantClears(t, reasonStart)
+	f.view.expect("a/0", span("boot1", 0, 7)...).wantClears(t, reasonStart)
 }
 
 func TestGapWithoutReplay(t *testing.T) {
@@ -352,13 +352,13 @@ func TestGapWithoutReplay(t *testing.T) {
 	other.subscribed()
 	e.publish(2)
 	other.publish(2)
-	f.view.expect("a/0", labels("boot1", 0, 1)...)
-	f.view.expect("b/0", labels("boot1", 0, 1)...)
+	f.view.expect("a/0", span("boot1", 0, 1)...)
+	f.view.expect("b/0", span("boot1", 0, 1)...)
 	e.lose(1)
 	e.publish(2)
 	other.publish(1)
-	f.view.expect("a/0", labels("boot1", 3, 4)...).wantClears(t, reasonStart, reasonGap)
-	f.view.expect("b/0", labels("boot1", 0, 2)...).wantClears(t, reasonStart)
+	f.view.expect("a/0", span("boot1", 3, 4)...).wantClears(t, reasonStart, reasonGap)
+	f.view.expect("b/0", span("boot1", 0, 2)...).wantClears(t, reasonStart)
 }
 
 func TestReplayBufferOverrun(t *testing.T) {
@@ -367,10 +367,10 @@ func TestReplayBufferOverrun(t *testing.T) {
 	f.catalog.set(e.spec("a"))
 	f.start()
 	e.publish(2)
-	f.view.expect("a/0", labels("boot1", 0, 1)...)
+	f.view.expect("a/0", span("boot1", 0, 1)...)
 	e.lose(10)
 	e.publish(1)
-	f.view.expect("a/0", labels("boot1", 8, 12)...).wantClears(t, reasonStart, reasonOverrun)
+	f.view.expect("a/0", span("boot1", 8, 12)...).wantClears(t, reasonStart, reasonOverrun)
 }
 
 // A replay with a hole that stays is not taken for whole.
@@ -381,7 +381,7 @@ func TestHoleInReplay(t *testing.T) {
 	e.forget(3)
 	f.catalog.set(e.spec("a"))
 	f.start()
-	f.view.expect("a/0", labels("boot1", 4, 5)...).wantClears(t, reasonStart, reasonGap)
+	f.view.expect("a/0", span("boot1", 4, 5)...).wantClears(t, reasonStart, reasonGap)
 }
 
 func TestRestartOnTheSameAddress(t *testing.T) {
@@ -408,7 +408,7 @@ func TestRestartOnTheSameAddress(t *testing.T) {
 			f.view.wait("a/0", func(s *seen) bool { return s.suspended })
 			e.restart("boot2", tt.fresh)
 			e.publish(1)
-			s := f.view.expect("a/0", labels("boot2", max(0, tt.fresh+1-tt.buffer), tt.fresh)...)
+			s := f.view.expect("a/0", span("boot2", max(0, tt.fresh+1-tt.buffer), tt.fresh)...)
 			s.wantClears(t, tt.clears...)
 		})
 	}
@@ -421,7 +421,7 @@ func TestRestartWithoutReplay(t *testing.T) {
 	f.start()
 	e.subscribed()
 	e.publish(2)
-	f.view.expect("a/0", labels("boot1", 0, 1)...)
+	f.view.expect("a/0", span("boot1", 0, 1)...)
 	e.stop()
 	e.restart("boot2", 0)
 	f.view.expect("a/0").wantClears(t, reasonStart, reasonUnverified)
@@ -437,12 +437,12 @@ func TestReconnectToTheSameProcess(t *testing.T) {
 	f.catalog.set(e.spec("a"))
 	f.start()
 	e.publish(3)
-	f.view.expect("a/0", labels("boot1", 0, 2)...)
+	f.view.expect("a/0", span("boot1", 0, 2)...)
 	e.stop()
 	e.lose(2)
 	f.view.wait("a/0", func(s *seen) bool { return s.suspended })
 	e.listen()
-	s := f.view.expect("a/0", labels("boot1", 0, 4)...)
+	s := f.view.expect("a/0", span("boot1", 0, 4)...)
 	s.wantClears(t, reasonStart)
 	if s.suspends == 0 {
 		t.Error("no suspend")
@@ -457,10 +457,10 @@ func TestSequenceGoesBack(t *testing.T) {
 	f.start()
 	e.subscribed()
 	e.publish(3)
-	f.view.expect("a/0", labels("boot1", 0, 2)...)
+	f.view.expect("a/0", span("boot1", 0, 2)...)
 	e.rename("boot2")
 	e.publish(2)
-	f.view.expect("a/0", labels("boot2", 0, 1)...).wantClears(t, reasonStart, reasonRestart)
+	f.view.expect("a/0", span("boot2", 0, 1)...).wantClears(t, reasonStart, reasonRestart)
 }
 
 func TestGarbage(t *testing.T) {
@@ -495,7 +495,7 @@ func TestOversize(t *testing.T) {
 	f.view.expect("a/0", "boot1:0")
 	e.send(batch("big", make([]uint32, f.bus.MaxMessage()/4)))
 	e.publish(2)
-	f.view.expect("a/0", labels("boot1", 2, 3)...).wantClears(t, reasonStart, reasonOversize)
+	f.view.expect("a/0", span("boot1", 2, 3)...).wantClears(t, reasonStart, reasonOversize)
 }
 
 func TestRelayRestart(t *testing.T) {
@@ -506,10 +506,10 @@ func TestRelayRestart(t *testing.T) {
 		want   []string
 		clears []string
 	}{
-		{"same process", 100, func(e *engine) { e.publish(2) }, labels("boot1", 0, 4), []string{reasonStart}},
-		{"nothing new", 100, func(*engine) {}, labels("boot1", 0, 2), []string{reasonStart}},
-		{"restarted engine", 100, func(e *engine) { e.stop(); e.restart("boot2", 1) }, labels("boot2", 0, 0), []string{reasonStart, reasonRestart}},
-		{"restarted engine past the old number", 100, func(e *engine) { e.stop(); e.restart("boot2", 7) }, labels("boot2", 0, 6), []string{reasonStart, reasonRestart}},
+		{"same process", 100, func(e *engine) { e.publish(2) }, span("boot1", 0, 4), []string{reasonStart}},
+		{"nothing new", 100, func(*engine) {}, span("boot1", 0, 2), []string{reasonStart}},
+		{"restarted engine", 100, func(e *engine) { e.stop(); e.restart("boot2", 1) }, span("boot2", 0, 0), []string{reasonStart, reasonRestart}},
+		{"restarted engine past the old number", 100, func(e *engine) { e.stop(); e.restart("boot2", 7) }, span("boot2", 0, 6), []string{reasonStart, reasonRestart}},
 		{"no replay", 0, func(*engine) {}, nil, []string{reasonStart, reasonUnverified}},
 	}
 	for _, tt := range tests {
@@ -520,7 +520,7 @@ func TestRelayRestart(t *testing.T) {
 			f.start()
 			e.subscribed()
 			e.publish(3)
-			f.view.expect("a/0", labels("boot1", 0, 2)...)
+			f.view.expect("a/0", span("boot1", 0, 2)...)
 			f.stopRelay()
 			tt.away(e)
 			f.start()
@@ -532,7 +532,7 @@ func TestRelayRestart(t *testing.T) {
 			boot, n, _ := strings.Cut(tt.want[len(tt.want)-1], ":")
 			last, _ := strconv.Atoi(n)
 			e.publish(1)
-			f.view.expect("a/0", labels(boot, 0, last+1)...).wantClears(t, tt.clears...)
+			f.view.expect("a/0", span(boot, 0, last+1)...).wantClears(t, tt.clears...)
 		})
 	}
 }
@@ -544,17 +544,17 @@ func TestRelayRestartAfterResume(t *testing.T) {
 	f.catalog.set(e.spec("a"))
 	f.start()
 	e.publish(3)
-	f.view.expect("a/0", labels("boot1", 0, 2)...)
+	f.view.expect("a/0", span("boot1", 0, 2)...)
 	e.stop()
 	f.view.wait("a/0", func(s *seen) bool { return s.suspended })
 	f.stopRelay()
 	e.listen()
 	f.start()
-	f.view.expect("a/0", labels("boot1", 0, 2)...).wantClears(t, reasonStart)
+	f.view.expect("a/0", span("boot1", 0, 2)...).wantClears(t, reasonStart)
 	f.stopRelay()
 	f.start()
 	e.publish(1)
-	f.view.expect("a/0", labels("boot1", 0, 3)...).wantClears(t, reasonStart)
+	f.view.expect("a/0", span("boot1", 0, 3)...).wantClears(t, reasonStart)
 }
 
 func TestNATSRestart(t *testing.T) {
@@ -570,18 +570,18 @@ func TestNATSRestart(t *testing.T) {
 			f.start()
 			e.publish(10)
 			idle.publish(2)
-			f.view.expect("a/0", labels("boot1", 0, 9)...)
-			f.view.expect("b/0", labels("boot1", 0, 1)...)
+			f.view.expect("a/0", span("boot1", 0, 9)...)
+			f.view.expect("b/0", span("boot1", 0, 1)...)
 			server.Stop()
 			e.publish(10)
 			server = startNATS(t, opts)
 			t.Cleanup(func() { server.Stop() })
 			e.publish(5)
-			a := f.view.expect("a/0", labels("boot1", 0, 24)...)
+			a := f.view.expect("a/0", span("boot1", 0, 24)...)
 			// A tracker that starts now knows as much, of silent workers too.
 			late := f.watch()
-			late.expect("a/0", labels("boot1", 0, 24)...)
-			late.expect("b/0", labels("boot1", 0, 1)...)
+			late.expect("a/0", span("boot1", 0, 24)...)
+			late.expect("b/0", span("boot1", 0, 1)...)
 			if file {
 				a.wantClears(t, reasonStart)
 			}
@@ -605,7 +605,7 @@ func TestBacklogOverflow(t *testing.T) {
 	e.publish(300) // 15 MB
 	server = startNATS(t, opts)
 	t.Cleanup(func() { server.Stop() })
-	f.view.expect("a/0", labels("boot1", 0, 300)...).wantClears(t, reasonStart)
+	f.view.expect("a/0", span("boot1", 0, 300)...).wantClears(t, reasonStart)
 }
 
 func TestWorkerLeaves(t *testing.T) {
@@ -616,20 +616,20 @@ func TestWorkerLeaves(t *testing.T) {
 	reports := f.reports()
 	f.catalog.set(e.spec("a"), other.spec("b"))
 	f.start()
-	f.view.expect("a/0", labels("boot1", 0, 1)...)
-	f.view.expect("b/0", labels("boot1", 0, 1)...)
+	f.view.expect("a/0", span("boot1", 0, 1)...)
+	f.view.expect("b/0", span("boot1", 0, 1)...)
 	f.catalog.set(other.spec("b"))
 	f.view.expect("a/0").wantClears(t, reasonStart, reasonGone)
 	reports.wait("a/0", func(r *kvtrackerv1.WorkerReport) bool { return r.GetGone() })
-	f.view.expect("b/0", labels("boot1", 0, 1)...).wantClears(t, reasonStart)
+	f.view.expect("b/0", span("boot1", 0, 1)...).wantClears(t, reasonStart)
 	// It comes back, and later leaves while no relay is there.
 	f.catalog.set(e.spec("a"), other.spec("b"))
-	f.view.expect("a/0", labels("boot1", 0, 1)...)
+	f.view.expect("a/0", span("boot1", 0, 1)...)
 	f.stopRelay()
 	f.catalog.set(other.spec("b"))
 	f.start()
 	f.view.expect("a/0").wantClears(t, reasonStart, reasonGone, reasonStart, reasonGone)
-	f.view.expect("b/0", labels("boot1", 0, 1)...).wantClears(t, reasonStart)
+	f.view.expect("b/0", span("boot1", 0, 1)...).wantClears(t, reasonStart)
 }
 
 // The router goes away and comes back: the list stays and is then renewed.
@@ -648,7 +648,7 @@ func TestRouterRestart(t *testing.T) {
 	f.view.expect("a/0", "boot1:0")
 	stop()
 	e.publish(1)
-	f.view.expect("a/0", labels("boot1", 0, 1)...)
+	f.view.expect("a/0", span("boot1", 0, 1)...)
 	other := newEngine(t, &engine{buffer: 100})
 	other.publish(1)
 	f.catalog.set(e.spec("a"), other.spec("b"))
@@ -657,7 +657,7 @@ func TestRouterRestart(t *testing.T) {
 	}
 	f.catalog.serve(t, l)
 	f.view.expect("b/0", "boot1:0")
-	f.view.expect("a/0", labels("boot1", 0, 1)...).wantClears(t, reasonStart)
+	f.view.expect("a/0", span("boot1", 0, 1)...).wantClears(t, reasonStart)
 }
 
 // fakeHTTP is the HTTP side of an engine.

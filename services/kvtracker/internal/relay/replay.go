@@ -73,7 +73,7 @@ func (l *link) replayAll(mode syncMode, s *session) bool {
 		return false
 	}
 	if mode != syncIdle {
-		l.relay.metrics.replay(l.worker)
+		l.relay.metrics.replay(l.labels)
 	}
 	deadline := time.Now().Add(l.relay.timing.patience)
 	hole, holes := uint64(0), 0
@@ -102,7 +102,7 @@ func (l *link) replayAll(mode syncMode, s *session) bool {
 		if err != nil {
 			if time.Now().After(deadline) {
 				l.log.Warn("engine does not replay its events", "err", err)
-				l.relay.metrics.replayFailed(l.worker)
+				l.relay.metrics.replayFailed(l.labels)
 				return false
 			}
 			pause(s.ctx, try, 20*time.Millisecond, 500*time.Millisecond)
@@ -129,7 +129,7 @@ func (l *link) catchUp(mode syncMode, s *session) (more bool, err error) {
 		case len(batches) == 0, batches[0].seq == from && digest(batches[0].payload) != l.digest:
 			// Another process: ask it for all that it has.
 			l.known, l.why = false, reasonRestart
-			l.relay.metrics.restart(l.worker)
+			l.relay.metrics.restart(l.labels)
 			if mode != syncConnect {
 				l.reconnect(reasonRestart)
 			}
@@ -138,7 +138,7 @@ func (l *link) catchUp(mode syncMode, s *session) (more bool, err error) {
 			l.why = reasonOverrun
 			if mode == syncConnect {
 				l.why = reasonRestart
-				l.relay.metrics.restart(l.worker)
+				l.relay.metrics.restart(l.labels)
 			}
 			l.begin(batches[0].seq, "")
 		}

@@ -49,7 +49,8 @@ func newScrapeClient() *http.Client {
 // each of its ranks. One goroutine.
 type scraper struct {
 	relay    *relay
-	worker   bus.Worker // rank 0, for labels
+	uid      string
+	labels   labels
 	base     string
 	path     string
 	interval time.Duration
@@ -71,7 +72,7 @@ type rankReport struct {
 }
 
 func newScraper(r *relay, spec *routerv1.Worker) *scraper {
-	s := &scraper{relay: r, base: spec.GetUrl(), path: spec.GetMetricsPath(), interval: r.ScrapeInterval}
+	s := &scraper{relay: r, uid: spec.GetUid(), base: spec.GetUrl(), path: spec.GetMetricsPath(), interval: r.ScrapeInterval}
 	if s.path == "" {
 		s.path = "/metrics"
 	}
@@ -84,7 +85,7 @@ func newScraper(r *relay, spec *routerv1.Worker) *scraper {
 			break // apply has checked rank 0
 		}
 		if rank == 0 {
-			s.worker = w
+			s.labels = newLabels(w)
 		}
 		s.ranks = append(s.ranks, rankReport{now: &kvtrackerv1.WorkerReport{
 			Worker: w.ID(), WorkerSet: w.SetName(), RemovalsLastCopy: spec.GetRemovalsLastCopy(),
@@ -124,10 +125,10 @@ func (s *scraper) sample(ctx context.Context) {
 		return
 	case err == nil:
 		s.metricsSeen = now
-		s.relay.metrics.scrape(s.worker, "ok")
+		s.relay.metrics.scrape(s.labels, "ok")
 		s.take(engines, now)
 	default:
-		s.relay.metrics.scrape(s.worker, "error")
+		s.relay.metrics.scrape(s.labels, "error")
 	}
 	if err != nil || !s.healthy || now.Sub(s.healthSeen) >= healthInterval {
 		s.healthy = s.health(ctx)
@@ -135,7 +136,7 @@ func (s *scraper) sample(ctx context.Context) {
 	}
 	if failing := err != nil || !s.healthy; failing != s.failing {
 		s.failing = failing
-		s.relay.log.Info("worker's metrics or health changed", "worker", s.worker.UID, "failing", failing, "err", err)
+		s.relay.log.Info("worker's metrics or health changed", "worker", s.uid, "failing", failing, "err", err)
 	}
 }
 
