@@ -23,7 +23,7 @@ func TestFailureBeforeTheFirstByteIsRetriedElsewhere(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			e := start(t, settings{workers: 2})
 			prefix := words(1, 800)
-			home := e.explain(e.chat(req{text: prefix, max: 1}).id).Chosen
+			home := e.explain(e.chat(req{text: prefix, max: 1})).Chosen
 			e.worker(home).SetFaults(fault)
 			for _, stream := range []bool{true, false} {
 				r := e.chat(req{text: prefix, max: 3, stream: stream})
@@ -31,7 +31,7 @@ func TestFailureBeforeTheFirstByteIsRetriedElsewhere(t *testing.T) {
 					t.Fatalf("stream %v: got status %d, text %q: %s", stream, r.status, r.text, r.body)
 				}
 				e.eventually("record says where it went", func() bool {
-					d := e.explain(r.id)
+					d := e.explain(r)
 					return d.ServedBy != "" && d.ServedBy != home
 				})
 			}
@@ -182,7 +182,7 @@ func TestRestartsUnderLoad(t *testing.T) {
 				if r.status != http.StatusOK {
 					return false
 				}
-				for _, c := range e.explain(r.id).Candidates {
+				for _, c := range e.explain(r).Candidates {
 					if c.MatchedTokens >= 900 {
 						return true
 					}

@@ -74,7 +74,7 @@ func start(t *testing.T, s settings) *env {
 		if s.worker != nil {
 			s.worker(i, &cfg)
 		}
-		w, err := fleetsim.Start(cfg)
+		w, err := fleetsim.Start(context.Background(), cfg)
 		if err != nil {
 			t.Fatalf("start worker: %v", err)
 		}
@@ -82,7 +82,7 @@ func start(t *testing.T, s settings) *env {
 		e.workers = append(e.workers, w)
 	}
 	e.write("fleet.yaml", e.workerSet(s.set))
-	st, err := stack.Start(t.Context(), stack.Options{ConfigDir: e.dir, DataDir: s.data, Policy: s.policy, Seed: 1, Output: e.log, DrainTimeout: 5 * time.Second, Spans: s.spans})
+	st, err := stack.Start(t.Context(), stack.Options{ConfigDir: e.dir, DataDir: s.data, Policy: s.policy, Seed: 1, TimeScale: s.scale, Output: e.log, DrainTimeout: 5 * time.Second, Spans: s.spans})
 	if err != nil {
 		t.Fatalf("start stack: %v", err)
 	}
@@ -174,7 +174,7 @@ func (e *env) waitReady(n int) {
 			return false
 		}
 		ready := 0
-		for _, c := range e.explain(r.id).Candidates {
+		for _, c := range e.explain(r).Candidates {
 			if c.Dropped == "" {
 				ready++
 			}
@@ -183,12 +183,12 @@ func (e *env) waitReady(n int) {
 	})
 }
 
-// explain returns the record of a decision.
-func (e *env) explain(id string) *routerv1.Decision {
+// explain returns the record of the decision behind an answer.
+func (e *env) explain(a answer) *routerv1.Decision {
 	e.t.Helper()
-	resp, err := e.router.Explain(e.t.Context(), &routerv1.ExplainRequest{RequestId: id})
+	resp, err := e.router.Explain(e.t.Context(), &routerv1.ExplainRequest{RequestId: a.id})
 	if err != nil {
-		e.t.Fatalf("explain %s: %v", id, err)
+		e.t.Fatalf("explain %s: %v; its answer was %d %v %.500s", a.id, err, a.status, a.err, a.body)
 	}
 	return resp.Decision
 }

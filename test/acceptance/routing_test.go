@@ -18,7 +18,7 @@ func TestSamePrefixGoesToTheSameWorker(t *testing.T) {
 	if first.status != http.StatusOK || first.usage.Details.Cached > 100 {
 		t.Fatalf("cold request: got status %d, %d cached tokens: %s", first.status, first.usage.Details.Cached, first.body)
 	}
-	home := e.explain(first.id).Chosen
+	home := e.explain(first).Chosen
 	for i := range 6 {
 		ask := req{text: prefix + strings.Repeat(" more", i+1), max: 2}
 		if i%2 == 0 {
@@ -27,7 +27,7 @@ func TestSamePrefixGoesToTheSameWorker(t *testing.T) {
 		// The index follows the engine's events; until they have arrived the
 		// router's own memory must do.
 		r := e.chat(ask)
-		d := e.explain(r.id)
+		d := e.explain(r)
 		if d.Chosen != home {
 			t.Errorf("request %d went to %s, want %s (%s)", i, d.Chosen, home, d.Reason)
 		}
@@ -40,7 +40,7 @@ func TestSamePrefixGoesToTheSameWorker(t *testing.T) {
 	}
 	// Once the events are in, the index itself must know the prefix.
 	e.eventually("index knows the prefix", func() bool {
-		for _, c := range e.explain(e.chat(req{text: prefix + " again", max: 1}).id).Candidates {
+		for _, c := range e.explain(e.chat(req{text: prefix + " again", max: 1})).Candidates {
 			if c.Worker == home && c.MatchedTokens >= 1900 {
 				return true
 			}
@@ -56,7 +56,7 @@ func TestColdTrafficSpreads(t *testing.T) {
 	served := map[string]int{}
 	for i := range 30 {
 		r := e.chat(req{text: words(100+i, 300), max: 1})
-		served[e.explain(r.id).Chosen]++
+		served[e.explain(r).Chosen]++
 	}
 	for w, n := range served {
 		if n > 20 {
@@ -69,19 +69,19 @@ func TestColdTrafficSpreads(t *testing.T) {
 
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	burst := map[string]int{}
+	var burst []answer
 	for i := range 24 {
 		wg.Go(func() {
 			r := e.chat(req{text: words(500+i, 300), max: 1})
 			mu.Lock()
 			defer mu.Unlock()
-			burst[r.id]++
+			burst = append(burst, r)
 		})
 	}
 	wg.Wait()
 	served = map[string]int{}
-	for id := range burst {
-		served[e.explain(id).Chosen]++
+	for _, r := range burst {
+		served[e.explain(r).Chosen]++
 	}
 	for w, n := range served {
 		if n > 14 {
@@ -97,7 +97,7 @@ func TestRestartedWorkerGetsNoFalseHit(t *testing.T) {
 	prefix := words(2, 2000)
 	e.chat(req{text: prefix, max: 1})
 	e.eventually("prefix is in the index", func() bool {
-		return e.explain(e.chat(req{text: prefix + " x", max: 1}).id).Candidates[0].MatchedTokens >= 1900
+		return e.explain(e.chat(req{text: prefix + " x", max: 1})).Candidates[0].MatchedTokens >= 1900
 	})
 	if err := e.workers[0].Restart(); err != nil {
 		t.Fatal(err)
@@ -107,7 +107,7 @@ func TestRestartedWorkerGetsNoFalseHit(t *testing.T) {
 		r = e.chat(req{text: prefix + " y", max: 1})
 		return r.status == http.StatusOK
 	})
-	if c := e.explain(r.id).Candidates[0]; c.MatchedTokens+c.AnticipatedTokens > uint32(r.usage.Details.Cached) {
+	if c := e.explain(r).Candidates[0]; c.MatchedTokens+c.AnticipatedTokens > uint32(r.usage.Details.Cached) {
 		t.Errorf("expected %d+%d cached tokens after the restart, the engine had %d", c.MatchedTokens, c.AnticipatedTokens, r.usage.Details.Cached)
 	}
 }
@@ -118,7 +118,7 @@ func TestWipedCacheIsSeen(t *testing.T) {
 	prefix := words(3, 1000)
 	e.chat(req{text: prefix, max: 1})
 	e.eventually("prefix is in the index", func() bool {
-		return e.explain(e.chat(req{text: prefix + " x", max: 1}).id).Candidates[0].MatchedTokens >= 900
+		return e.explain(e.chat(req{text: prefix + " x", max: 1})).Candidates[0].MatchedTokens >= 900
 	})
 	e.eventually("engine is idle", func() bool { return e.workers[0].WipeCache() })
 	e.chat(req{text: "carries the event", max: 1})
@@ -126,7 +126,7 @@ func TestWipedCacheIsSeen(t *testing.T) {
 		// A prompt that differs in its last words only, so that it does not
 		// itself fill the cache again with what is looked for.
 		other := e.chat(req{text: words(3, 1000)[:1200] + words(int(e.workers[0].Now()), 50), max: 1})
-		return other.status == http.StatusOK && e.explain(other.id).Candidates[0].MatchedTokens < 900
+		return other.status == http.StatusOK && e.explain(other).Candidates[0].MatchedTokens < 900
 	})
 }
 
@@ -140,7 +140,7 @@ func TestWithoutTokenizerTheWorkerRenders(t *testing.T) {
 		if r.status != http.StatusOK {
 			return false
 		}
-		for _, c := range e.explain(r.id).Candidates {
+		for _, c := range e.explain(r).Candidates {
 			if c.MatchedTokens >= 1400 {
 				return strings.Contains(e.metrics(), `mode="render"`)
 			}
