@@ -3,7 +3,6 @@ package tokens
 import (
 	"hash/maphash"
 	"math"
-	"strings"
 	"sync"
 	"sync/atomic"
 )
@@ -11,7 +10,7 @@ import (
 // bpe merges the bytes of a pre-token into token ids. It is immutable after load but for its word cache.
 type bpe struct {
 	bytes        [256]uint32       // id of each single byte
-	vocab        map[string]uint32 // raw bytes of a token to its id
+	vocab        map[string]uint32 // raw bytes of a token to its id; nil but for ignoreMerges
 	ignoreMerges bool              // a pre-token that is in vocab is that token, whatever merges would make of it
 	pairs        pairTable
 	words        wordCache
@@ -65,22 +64,30 @@ func (t *pairTable) get(a, b uint32) uint64 {
 	}
 }
 
-// wordCache remembers the ids of words: a fixed number of slots, the newest word of a slot wins. Text follows Zipf's law, so a
-// small lossy table answers almost all words; a slot is replaced whole, so readers need no lock.
+// wordCache remembers the ids of words: two slots for each hash, the older of them goes. Text follows Zipf's law, so a small lossy
+// table answers almost all words. A slot is replaced whole, so readers need no lock.
 type wordCache struct {
 	seed  maphash.Seed
-	slots []atomic.Pointer[cachedWord]
+	slots []atomic.Pointer[cachedWord] // 2 * wordSets
 }
 
+// cachedWord holds no pointers: the garbage collector never looks inside.
 type cachedWord struct {
-	word string
-	ids  []uint32
+	size  uint8 // of text
+	count uint8 // of ids
+	text  [maxCachedWord]byte
+	ids   [maxCachedIDs]uint32
 }
 
 const (
-	wordSlots     = 1 << 15 // ~3 MB a tokenizer when full
-	maxCachedWord = 48      // bytes; longer ones rarely come back
+	wordSets      = 1 << 14 // full, they hold 3 MB a tokenizer
+	maxCachedWord = 46      // bytes; longer words rarely come back
+	maxCachedIDs  = 12
 )
+
+func newWordCache() wordCache {
+	return wordCache{seed: maphash.MakeSeed(), slots: make([]atomic.Pointer[cachedWord], 2*wordSets)}
+}
 
 // append appends the ids of one pre-token.
 func (b *bpe) append(dst []uint32, word string) []uint32 {
@@ -90,15 +97,25 @@ func (b *bpe) append(dst []uint32, word string) []uint32 {
 	if len(word) > maxCachedWord {
 		return b.merge(dst, word)
 	}
-	slot := &b.words.slots[maphash.String(b.words.seed, word)%wordSlots]
-	if w := slot.Load(); w != nil && w.word == word {
-		return append(dst, w.ids...)
+	set := 2 * (maphash.String(b.words.seed, word) % wordSets)
+	newer, older := &b.words.slots[set], &b.words.slots[set+1]
+	first := newer.Load()
+	if first != nil && string(first.text[:first.size]) == word {
+		return append(dst, first.ids[:first.count]...)
+	}
+	if w := older.Load(); w != nil && string(w.text[:w.size]) == word {
+		return append(dst, w.ids[:w.count]...)
 	}
 	n := len(dst)
 	dst = b.merge(dst, word)
-	w := &cachedWord{word: strings.Clone(word)} // word belongs to a whole prompt
-	w.ids = append(w.ids, dst[n:]...)
-	slot.Store(w)
+	if len(dst)-n > maxCachedIDs {
+		return dst
+	}
+	w := &cachedWord{size: uint8(len(word)), count: uint8(len(dst) - n)}
+	copy(w.text[:], word)
+	copy(w.ids[:], dst[n:])
+	older.Store(first)
+	newer.Store(w)
 	return dst
 }
 
@@ -160,24 +177,18 @@ type symbol struct {
 	prev, next int32
 }
 
-// candidate is a possible merge: key is rank<<32 | position of its left symbol, so that the heap pops merges in order. It is
-// stale if its two symbols have changed since.
-type candidate struct {
-	key         uint64
-	left, right uint32
-	id          uint32
-}
-
+// longScratch is the memory of one mergeLong. heap holds possible merges as rank<<32 | position of the left symbol, so that it
+// gives them in order. One is stale if the pair at that position has another rank by then.
 type longScratch struct {
 	symbols []symbol
-	heap    []candidate
+	heap    []uint64
 }
 
 var longPool = sync.Pool{New: func() any { return new(longScratch) }}
 
 const (
 	dead         = math.MaxUint32
-	keepScratch  = 1 << 20 // symbols; larger scratch goes to the garbage collector
+	keepScratch  = 1 << 17 // symbols, 3 MB; larger scratch goes to the garbage collector
 	maxLongBytes = 1 << 30 // positions are int32
 )
 
@@ -187,20 +198,23 @@ func (b *bpe) mergeLong(dst []uint32, word string) (ids []uint32, steps int) {
 		dst, steps = b.mergeLong(dst, word[:maxLongBytes])
 		word = word[maxLongBytes:]
 	}
-	s := longPool.Get().(*longScratch)
-	symbols, heap := s.symbols[:0], s.heap[:0]
 	n := len(word)
+	s := longPool.Get().(*longScratch)
+	if cap(s.symbols) < n {
+		s.symbols = make([]symbol, 0, n)
+		s.heap = make([]uint64, 0, 2*n)
+	}
+	symbols, heap := s.symbols[:0], s.heap[:0]
 	for i := range n {
 		symbols = append(symbols, symbol{id: b.bytes[word[i]], prev: int32(i - 1), next: int32(i + 1)})
 	}
 	symbols[n-1].next = -1
 	for i := range n - 1 {
-		left, right := symbols[i].id, symbols[i+1].id
-		if p := b.pairs.get(left, right); p != noPair {
-			heap = append(heap, candidate{p>>32<<32 | uint64(i), left, right, uint32(p)})
+		if p := b.pairs.get(symbols[i].id, symbols[i+1].id); p != noPair {
+			heap = append(heap, p>>32<<32|uint64(i))
 		}
 	}
-	for i := len(heap)/2 - 1; i >= 0; i-- {
+	for i := len(heap)/4 + 1; i >= 0; i-- {
 		siftDown(heap, i)
 	}
 	push := func(at int32) {
@@ -208,26 +222,29 @@ func (b *bpe) mergeLong(dst []uint32, word string) (ids []uint32, steps int) {
 		if left.next < 0 {
 			return
 		}
-		right := symbols[left.next].id
-		if p := b.pairs.get(left.id, right); p != noPair {
-			heap = append(heap, candidate{p>>32<<32 | uint64(at), left.id, right, uint32(p)})
+		if p := b.pairs.get(left.id, symbols[left.next].id); p != noPair {
+			heap = append(heap, p>>32<<32|uint64(at))
 			siftUp(heap)
 			steps++
 		}
 	}
 	for len(heap) > 0 {
-		c := heap[0]
+		key := heap[0]
 		heap[0] = heap[len(heap)-1]
 		heap = heap[:len(heap)-1]
 		siftDown(heap, 0)
 		steps++
-		at := int32(uint32(c.key))
+		at := int32(uint32(key))
 		left := &symbols[at]
-		if left.id != c.left || left.next < 0 || symbols[left.next].id != c.right {
+		if left.id == dead || left.next < 0 {
 			continue
 		}
 		right := &symbols[left.next]
-		left.id, left.next = c.id, right.next
+		p := b.pairs.get(left.id, right.id)
+		if p>>32 != key>>32 {
+			continue
+		}
+		left.id, left.next = uint32(p), right.next
 		right.id = dead
 		if left.next >= 0 {
 			symbols[left.next].prev = at
@@ -240,38 +257,50 @@ func (b *bpe) mergeLong(dst []uint32, word string) (ids []uint32, steps int) {
 	for i := int32(0); i >= 0; i = symbols[i].next {
 		dst = append(dst, symbols[i].id)
 	}
-	if cap(symbols) <= keepScratch {
+	if n <= keepScratch {
 		s.symbols, s.heap = symbols, heap
 		longPool.Put(s)
 	}
 	return dst, steps
 }
 
-func siftUp(h []candidate) {
+// The heap has four children a node: half as many levels, and a node's children share a cache line.
+
+func siftUp(h []uint64) {
 	i := len(h) - 1
+	v := h[i]
 	for i > 0 {
-		parent := (i - 1) / 2
-		if h[parent].key <= h[i].key {
-			return
+		parent := (i - 1) / 4
+		if h[parent] <= v {
+			break
 		}
-		h[parent], h[i] = h[i], h[parent]
+		h[i] = h[parent]
 		i = parent
 	}
+	h[i] = v
 }
 
-func siftDown(h []candidate, i int) {
+func siftDown(h []uint64, i int) {
+	if i >= len(h) {
+		return
+	}
+	v := h[i]
 	for {
-		child := 2*i + 1
-		if child >= len(h) {
-			return
+		first := 4*i + 1
+		if first >= len(h) {
+			break
 		}
-		if child+1 < len(h) && h[child+1].key < h[child].key {
-			child++
+		child := first
+		for j := first + 1; j < min(first+4, len(h)); j++ {
+			if h[j] < h[child] {
+				child = j
+			}
 		}
-		if h[i].key <= h[child].key {
-			return
+		if v <= h[child] {
+			break
 		}
-		h[i], h[child] = h[child], h[i]
+		h[i] = h[child]
 		i = child
 	}
+	h[i] = v
 }

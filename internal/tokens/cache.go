@@ -2,6 +2,7 @@ package tokens
 
 import (
 	"hash/maphash"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -60,14 +61,18 @@ func NewPrefixCache(t *Tokenizer, maxBytes int) *PrefixCache {
 // Encode returns the ids that Tokenizer.Encode would, and how many of them came from the cache. ids belongs to the caller.
 func (c *PrefixCache) Encode(text string, addSpecial bool) (ids []uint32, cached int) {
 	text = validUTF8(text)
-	ids = make([]uint32, 0, len(text)/4+16)
+	ids = make([]uint32, 0, len(text)/5+16)
 	if addSpecial {
 		ids = append(ids, c.t.prefix...)
 	}
-	for len(text) > 0 {
-		end := c.t.pieceEnd(text)
-		part := text[:end]
-		text = text[end:]
+	for from, cut := 0, 0; from < len(text); {
+		if from > 0 && cap(ids)-len(ids) < 1024 { // room for the rest at the rate so far
+			ids = slices.Grow(ids, int(1.1*float64(len(ids))*float64(len(text)-from)/float64(from))+16)
+		}
+		var end int
+		end, cut = c.t.pieceEnd(text, from, cut)
+		part := text[from:end]
+		from = end
 		hash := maphash.String(c.seed, part)
 		shard := &c.shards[hash%cacheShards]
 		n := len(ids)
@@ -85,24 +90,27 @@ func (c *PrefixCache) Encode(text string, addSpecial bool) (ids []uint32, cached
 	return ids, cached
 }
 
-// pieceEnd returns the end of the first piece of text, which itself starts at a safe cut. It depends on nothing behind the piece
-// but the character there.
-func (t *Tokenizer) pieceEnd(text string) int {
-	end := len(text)
-	if t.cuts {
-		end = safeCut(text, pieceBytes)
+// pieceEnd returns the end of the piece that starts at from, itself a safe cut, which depends on nothing behind the piece but the
+// character there. cut is the last safe cut that it returned, 0 at first: a text of many short pieces and no safe cut must not be
+// searched to its end for each of them.
+func (t *Tokenizer) pieceEnd(text string, from, cut int) (end, nextCut int) {
+	if cut < min(from+pieceBytes, len(text)) {
+		cut = len(text)
+		if t.cuts {
+			cut = safeCut(text, from+pieceBytes)
+		}
 	}
 	if t.raw == nil {
-		return end
+		return cut, cut
 	}
-	for i := 0; i < end; {
-		_, stop, token := t.raw.next(text[:end], i)
-		if token != nil && stop >= turnBytes {
-			return stop
+	for i := from; i < cut; {
+		_, stop, token := t.raw.next(text[:cut], i)
+		if token != nil && stop >= from+turnBytes {
+			return stop, cut
 		}
 		i = stop
 	}
-	return end
+	return cut, cut
 }
 
 // append appends the ids of the piece with this text, if it is there.

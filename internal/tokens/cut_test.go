@@ -2,8 +2,10 @@ package tokens
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/kinference/kinference/internal/fleetsim/model"
 	"github.com/kinference/kinference/internal/tokens/corpus"
 )
 
@@ -41,7 +43,7 @@ func checkCuts(t *testing.T, text string) {
 func TestSafeCut(t *testing.T) {
 	initClasses()
 	for _, text := range corpus.Texts() {
-		if len(text) < 2000 { // every cut is tried: quadratic
+		if len(text) < 700 { // every cut is tried: quadratic
 			checkCuts(t, text)
 		}
 	}
@@ -53,6 +55,33 @@ func TestSafeCut(t *testing.T) {
 	} {
 		if got := safeCut(c.text, 0); got != c.want {
 			t.Errorf("safeCut(%q) = %d, want %d", c.text, got, c.want)
+		}
+	}
+}
+
+// TestPieceEndIsLinear: whatever a text is made of, looking for the ends of all its pieces searches each byte about once.
+func TestPieceEndIsLinear(t *testing.T) {
+	dir, err := model.Dir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tok, err := Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, unit := range []string{"<|im_end|>", "<|im_end|", "<", "<|im_end|>" + strings.Repeat("x", 300), strings.Repeat("好", 100), "a b ", "a\n"} {
+		text := strings.Repeat(unit, 1<<18/len(unit))
+		searched, cut := 0, 0
+		for from := 0; from < len(text); {
+			before := cut
+			from0 := from
+			from, cut = tok.pieceEnd(text, from, cut)
+			if cut != before {
+				searched += cut - from0
+			}
+		}
+		if searched > 2*len(text) {
+			t.Errorf("%.12q...: searched %d bytes of %d", unit, searched, len(text))
 		}
 	}
 }

@@ -19,16 +19,15 @@ const realVersion = "3.7.2"
 
 var real = []string{"qwen3", "llama3_1", "gptoss", "deepseek_v3"}
 
-// folder returns the folder of a tokenizer by its golden's name. A real one that has not been fetched skips the test, or fails it
-// where the environment demands real ones.
-func folder(t testing.TB, name string) string {
+// find returns the folder of a tokenizer by its golden's name, with an error if it has not been fetched.
+func find(t testing.TB, name string) (string, error) {
 	t.Helper()
 	if name == "model" {
 		dir, err := model.Dir()
 		if err != nil {
 			t.Fatal(err)
 		}
-		return dir
+		return dir, nil
 	}
 	root := os.Getenv("KINFERENCE_TOKENIZERS")
 	if root == "" {
@@ -39,7 +38,15 @@ func folder(t testing.TB, name string) string {
 		root = filepath.Join(home, ".cache", "kinference", "tokenizers")
 	}
 	dir := filepath.Join(root, name+"-"+realVersion)
-	if _, err := os.Stat(filepath.Join(dir, "tokenizer.json")); err != nil {
+	_, err := os.Stat(filepath.Join(dir, "tokenizer.json"))
+	return dir, err
+}
+
+// folder is find. A tokenizer that has not been fetched skips the test, or fails it where the environment demands real ones.
+func folder(t testing.TB, name string) string {
+	t.Helper()
+	dir, err := find(t, name)
+	if err != nil {
 		const hint = "NOT CHECKED AGAINST THE REFERENCE: run scripts/fetch-tokenizers.sh"
 		if os.Getenv("KINFERENCE_INTEROP") == "1" {
 			t.Fatalf("tokenizer %s: %v; %s", name, err, hint)

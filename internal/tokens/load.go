@@ -4,11 +4,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"hash/maphash"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"unicode/utf8"
 )
 
@@ -223,7 +221,10 @@ func (t *Tokenizer) model(file *tokenizerFile) error {
 		}
 		b.pairs.set(left, right, uint32(rank), id)
 	}
-	b.words = wordCache{seed: maphash.MakeSeed(), slots: make([]atomic.Pointer[cachedWord], wordSlots)}
+	if !b.ignoreMerges {
+		b.vocab = nil // 10 MB that only this function needs
+	}
+	b.words = newWordCache()
 	return nil
 }
 

@@ -46,24 +46,17 @@ func maximalSubpart(s string) int {
 // nfc returns s in normal form C as the reference has it, whose tables are those of Unicode 9: a combining mark that came later is
 // to it a character like any other, which nothing moves past or composes with.
 func nfc(s string) string {
-	if norm.NFC.IsNormalString(s) { // then so are all its pieces, and so it is by older tables
+	n := norm.NFC.QuickSpanString(s)
+	if n == len(s) { // then so are all its pieces, and so it is by older tables
 		return s
 	}
-	i := strings.IndexFunc(s, unknownMark)
-	if i < 0 {
-		return nfcParts(s)
+	out := make([]byte, 0, len(s)+16)
+	for i := strings.IndexFunc(s, unknownMark); i >= 0; i = strings.IndexFunc(s, unknownMark) {
+		_, size := utf8.DecodeRuneInString(s[i:])
+		out = append(appendNFC(out, s[:i]), s[i:i+size]...)
+		s = s[i+size:]
 	}
-	var b strings.Builder
-	b.Grow(len(s))
-	for i >= 0 {
-		b.WriteString(nfcParts(s[:i]))
-		_, n := utf8.DecodeRuneInString(s[i:])
-		b.WriteString(s[i : i+n])
-		s = s[i+n:]
-		i = strings.IndexFunc(s, unknownMark)
-	}
-	b.WriteString(nfcParts(s))
-	return b.String()
+	return string(appendNFC(out, s))
 }
 
 // unknownMark reports whether r is a combining mark that Unicode got after 9.0, or composes with one (U+11935).
@@ -89,34 +82,34 @@ var marksSinceUnicode9 = &unicode.RangeTable{
 // NFC does not.
 const maxNonStarters = 30
 
-// nfcParts normalises s piece by piece between starters, so that a run too long for x/text is normalised by nfcLong.
-func nfcParts(s string) string {
-	var b strings.Builder
-	b.Grow(len(s))
-	plain := 0 // s[plain:i] has no long run
-	for i := 0; i < len(s); {
-		// A segment: a starter and the non-starters behind it, by the decomposed form.
-		end, marks := i, 0
+// appendNFC appends s in normal form C. Only segments (a starter and the marks behind it) that may not be normal are looked at one
+// by one: most of a text that is not normal is.
+func appendNFC(out []byte, s string) []byte {
+	var segment []byte
+	for {
+		n := norm.NFC.QuickSpanString(s)
+		out = append(out, s[:n]...)
+		s = s[n:]
+		if s == "" {
+			return out
+		}
+		end, runes := 0, 0
 		for end < len(s) {
 			p := norm.NFC.PropertiesString(s[end:])
-			if end > i && p.BoundaryBefore() {
+			if end > 0 && p.BoundaryBefore() {
 				break
 			}
-			marks++
-			if d := p.Decomposition(); d != nil {
-				marks += utf8.RuneCount(d)
-			}
+			runes += 1 + utf8.RuneCount(p.Decomposition())
 			end += p.Size()
 		}
-		if marks > maxNonStarters-2 {
-			b.WriteString(norm.NFC.String(s[plain:i]))
-			b.WriteString(nfcLong(s[i:end]))
-			plain = end
+		if runes > maxNonStarters-2 {
+			out = append(out, nfcLong(s[:end])...)
+		} else {
+			segment = norm.NFC.AppendString(segment[:0], s[:end])
+			out = append(out, segment...)
 		}
-		i = end
+		s = s[end:]
 	}
-	b.WriteString(norm.NFC.String(s[plain:]))
-	return b.String()
 }
 
 // nfcLong normalises by the definition: decompose, order marks by combining class, compose with the last starter.

@@ -1,6 +1,7 @@
 package tokens
 
 import (
+	"slices"
 	"unicode/utf8"
 )
 
@@ -21,6 +22,7 @@ type Tokenizer struct {
 // Encode appends the token ids of text to dst. addSpecial adds the tokens that the model's post-processor puts around a text
 // (BOS in most models that have one): wanted for a bare completion prompt, not for a rendered chat template.
 func (t *Tokenizer) Encode(dst []uint32, text string, addSpecial bool) []uint32 {
+	dst = slices.Grow(dst, len(text)/5+len(t.prefix)+len(t.suffix)) // few texts have longer tokens on average
 	if addSpecial {
 		dst = append(dst, t.prefix...)
 	}
