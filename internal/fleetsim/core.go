@@ -77,9 +77,7 @@ func (k *core) run() {
 		if !ok || !k.alarm.wait(k.clock.until(end)) {
 			return
 		}
-		if events, ok := k.end(end); ok && k.events != nil {
-			k.events.publish(events)
-		}
+		k.end(end)
 	}
 }
 
@@ -102,14 +100,19 @@ func (k *core) begin() (end float64, ok bool) {
 	}
 }
 
-func (k *core) end(end float64) ([]vllm.Event, bool) {
+func (k *core) end(end float64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.closed {
-		return nil, false
+		return
 	}
 	k.stepping = false
 	st := k.eng.End()
+	// Events leave before the tokens do: who has seen an answer can rely on the
+	// events of its prompt being on their way.
+	if k.events != nil {
+		k.events.publish(st.Events)
+	}
 	for _, x := range st.Tokens {
 		k.observe(x, end)
 		if x.Last {
@@ -120,7 +123,6 @@ func (k *core) end(end float64) ([]vllm.Event, bool) {
 	k.hist.iteration.Observe(float64(st.PrefillTokens + st.DecodeRequests))
 	k.gauges = k.eng.Stats()
 	k.next = max(end, k.clock.now()-maxLag.Seconds()*k.clock.scale)
-	return st.Events, true
 }
 
 func (k *core) observe(x engine.Emit, now float64) {

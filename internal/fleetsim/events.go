@@ -41,11 +41,12 @@ type eventServer struct {
 
 // EventStats counts what one rank's event socket did since it was opened.
 type EventStats struct {
-	Batches     uint64 // numbered batches: the next sequence number
-	Dropped     uint64 // not sent live, by a fault
-	Overflowed  uint64 // not sent to a subscriber that was too slow
-	Replays     uint64 // replay requests answered
-	Subscribers int
+	Batches       uint64 // numbered batches: the next sequence number
+	Sent          uint64 // messages to subscribers
+	Dropped       uint64 // batches not sent live, by a fault
+	Overflowed    uint64 // messages not sent to a subscriber that was too slow
+	Replays       uint64 // replay requests answered
+	Subscriptions int    // topics that the connected subscribers asked for
 }
 
 type message struct {
@@ -273,6 +274,7 @@ func (s *eventServer) send(m message) {
 			if strings.HasPrefix(s.topic, prefix) {
 				select {
 				case sub.queue <- frames:
+					s.stats.Sent++
 				default:
 					s.stats.Overflowed++
 				}
@@ -286,6 +288,8 @@ func (s *eventServer) snapshot() EventStats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := s.stats
-	st.Subscribers = len(s.subs)
+	for sub := range s.subs {
+		st.Subscriptions += len(sub.topics)
+	}
 	return st
 }
