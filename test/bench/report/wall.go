@@ -79,7 +79,7 @@ func TraceRows(scenario string, results []TraceResult) []Row {
 	for _, r := range results {
 		rows = append(rows, Summary("wall", scenario, r.Policy, r.Summary)...)
 		row := func(metric string, v int) Row { return Row{"wall", scenario, r.Policy, metric, float64(v), "tokens"} }
-		rows = append(rows, row("prompt_tokens", r.Reuse.Prompt), row("cached_tokens", r.Reuse.Cached), row("reuse_bound_tokens", r.Reuse.Bound))
+		rows = append(rows, row("prompt_tokens", r.Reuse.Prompt), row("cached_tokens", r.Reuse.Cached), row("reuse_bound_tokens", r.Reuse.Bound), row("best_worker_tokens", r.Reuse.Best))
 		if r.Reuse.Matched > 0 {
 			rows = append(rows, row("matched_tokens", r.Reuse.Matched), row("truth_tokens", r.Reuse.Truth), row("anticipated_tokens", r.Reuse.Anticipated))
 		}
@@ -89,7 +89,7 @@ func TraceRows(scenario string, results []TraceResult) []Row {
 
 // TraceTable shows latency and reuse of a trace's requests.
 func TraceTable(results []TraceResult) plot.Table {
-	t := plot.Table{Left: 1, Header: []string{"policy", "TTFT p50 s", "p90", "p99", "mean", "e2e p50 s", "cached", "bound", "bound (512)", "router matched", "truth", "matched/truth", "anticipated", "cached/(matched+anticipated)", "failed"}}
+	t := plot.Table{Left: 1, Header: []string{"policy", "TTFT p50 s", "p90", "p99", "mean", "e2e p50 s", "cached", "bound", "bound (512)", "any worker", "router matched", "truth", "matched/truth", "anticipated", "cached/(matched+anticipated)", "failed"}}
 	share := func(n, of int) string {
 		if of == 0 {
 			return "-"
@@ -99,7 +99,7 @@ func TraceTable(results []TraceResult) plot.Table {
 	for _, r := range results {
 		u := r.Reuse
 		t.Rows = append(t.Rows, []string{r.Policy, plot.Number(r.Summary.TTFT50), plot.Number(r.Summary.TTFT90), plot.Number(r.Summary.TTFT99), plot.Number(r.Summary.TTFTMean),
-			plot.Number(r.Summary.E2E50), share(u.Cached, u.Prompt), share(u.Bound, u.Prompt), share(u.BoundFine, u.Prompt), share(u.Matched, u.Prompt), share(u.Truth, u.Prompt),
+			plot.Number(r.Summary.E2E50), share(u.Cached, u.Prompt), share(u.Bound, u.Prompt), share(u.BoundFine, u.Prompt), share(u.Best, u.Prompt), share(u.Matched, u.Prompt), share(u.Truth, u.Prompt),
 			share(u.Matched, u.Truth), share(u.Anticipated, u.Prompt), share(u.Cached, u.Matched+u.Anticipated), fmt.Sprint(u.Failed)})
 	}
 	return t

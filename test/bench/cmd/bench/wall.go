@@ -36,9 +36,9 @@ type wallOptions struct {
 func (o *wallOptions) flags(fs *flag.FlagSet) {
 	fs.StringVar(&o.scenarios, "scenarios", "S0,S1,S2", "comma-separated scenarios")
 	fs.StringVar(&o.policies, "policies", "random,connection,kinference", "comma-separated; random and connection go straight to the workers, as through a Kubernetes Service")
-	fs.Float64Var(&o.scale, "scale", 20, "simulated seconds per second")
-	fs.IntVar(&o.warm, "warm", 60, "requests of the warm-up")
-	fs.IntVar(&o.count, "count", 200, "requests measured")
+	fs.Float64Var(&o.scale, "scale", 10, "simulated seconds per second")
+	fs.IntVar(&o.warm, "warm", 50, "requests of the warm-up")
+	fs.IntVar(&o.count, "count", 150, "requests measured")
 	fs.Uint64Var(&o.seed, "seed", workload.HeldOutSeed(0), "seed")
 }
 
@@ -131,6 +131,7 @@ type traceOptions struct {
 	scale, stretch float64
 	policies       string
 	profile        string
+	cache          int // tokens per worker
 	seed           uint64
 }
 
@@ -139,7 +140,10 @@ func (o *traceOptions) flags(fs *flag.FlagSet) {
 	fs.Float64Var(&o.scale, "scale", 20, "simulated seconds per second")
 	fs.Float64Var(&o.stretch, "stretch", 8.5, "factor on the trace's times of arrival: the trace's own rate overloads three workers")
 	fs.StringVar(&o.policies, "policies", "random,kinference", "comma-separated")
-	fs.StringVar(&o.profile, "profile", engine.L40SQwen27B.Name, "hardware profile of the workers")
+	fs.StringVar(&o.profile, "profile", engine.L40SPlain16.Name, "hardware profile of the workers")
+	// The conversations of the trace go on after one to four million tokens of
+	// others: a cache in GPU memory alone has forgotten them by then.
+	fs.IntVar(&o.cache, "cache", 2_000_000, "tokens that each worker's cache holds; 0: as the profile")
 	fs.Uint64Var(&o.seed, "seed", workload.HeldOutSeed(0), "seed")
 }
 
@@ -153,14 +157,27 @@ func mooncake(ctx context.Context, fs *flag.FlagSet, args []string, out io.Write
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%s\n%s, arrivals stretched %g times, at %g times real time\n%s", report.NoGPU, source, o.stretch, o.scale, report.TraceTable(results).Text(textStyle()))
+	fmt.Fprintf(out, "%s\n%s, arrivals stretched %g times, at %g times real time, workers %s with a cache of %d tokens (0: as the profile)\n%s",
+		report.NoGPU, source, o.stretch, o.scale, o.profile, o.cache, report.TraceTable(results).Text(textStyle()))
 	return nil
 }
 
-func runTrace(ctx context.Context, o traceOptions, progress io.Writer) ([]report.TraceResult, string, error) {
-	profile, ok := engine.Lookup(o.profile)
+// workers is the profile with the size of cache that was asked for.
+func (o traceOptions) workers() (engine.Profile, error) {
+	p, ok := engine.Lookup(o.profile)
 	if !ok {
-		return nil, "", fmt.Errorf("unknown profile %q", o.profile)
+		return p, fmt.Errorf("unknown profile %q", o.profile)
+	}
+	if o.cache > 0 {
+		p.Blocks = max(o.cache/p.BlockSize, 1)
+	}
+	return p, nil
+}
+
+func runTrace(ctx context.Context, o traceOptions, progress io.Writer) ([]report.TraceResult, string, error) {
+	profile, err := o.workers()
+	if err != nil {
+		return nil, "", err
 	}
 	trace, source, err := workload.Mooncake(o.requests)
 	if err != nil {
@@ -275,10 +292,4 @@ func runOverhead(ctx context.Context, rounds, probes int) ([]overhead.Result, er
 		}
 	}
 	return results, err
-}
-
-// blockSizeOf is the page size of a profile, 0 for an unknown one.
-func blockSizeOf(profile string) int {
-	p, _ := engine.Lookup(profile)
-	return p.BlockSize
 }
