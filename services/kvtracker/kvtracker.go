@@ -123,6 +123,9 @@ func (s *Service) Run(ctx context.Context) error {
 		return err
 	}
 	conn, err := bus.Connect(ctx, or(s.NATSURL, defaultNATSURL), "kvtracker-"+string(or(s.Mode, ModeTracker)))
+	if ctx.Err() != nil {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
