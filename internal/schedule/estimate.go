@@ -5,9 +5,13 @@ import (
 	"slices"
 )
 
-// noPages is the wait for KV pages when even all requests that we know of
-// would not free enough, in seconds (routing2.md section 2).
-const noPages = 60
+// maxPagesWait bounds the wait for KV pages, in seconds; it is also the wait
+// when even all requests that we know of would not free enough. The accounting
+// is rough, and a long wait drives requests away from the worker that holds
+// their prefix to one where they need even more pages: at 60 s (routing2.md
+// section 2) the benchmark's S1over makes 1.6 requests/s, at 5 s 2.0, and S1hi
+// has a p90 of 0.82 and 0.74 s.
+const maxPagesWait = 5
 
 func (s *Scheduler) speed(class string) *Speed {
 	if p := s.speeds[class]; p != nil {
@@ -129,10 +133,10 @@ func (s *Scheduler) pagesWait(t float64, w *worker, c *Candidate, speed *Speed, 
 	})
 	for _, x := range exits {
 		if free += x.pages; need <= free {
-			return min(x.at, noPages)
+			return min(x.at, maxPagesWait)
 		}
 	}
-	return noPages
+	return maxPagesWait
 }
 
 // outputOf is the expected number of output tokens.
