@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -259,12 +260,17 @@ func TestRelay(t *testing.T) {
 	}
 }
 
+// freeEndpoint names a port that no one listens on, below the range from which
+// the system takes ports for outgoing connections.
 func freeEndpoint(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 100 {
+		addr := fmt.Sprintf("127.0.0.1:%d", 15_000+rand.IntN(15_000))
+		if l, err := net.Listen("tcp", addr); err == nil {
+			l.Close()
+			return "tcp://" + addr
+		}
 	}
-	defer l.Close()
-	return "tcp://" + l.Addr().String()
+	t.Fatal("no free port")
+	return ""
 }
