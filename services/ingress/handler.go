@@ -90,6 +90,10 @@ func newID() string {
 // gives the memory back; the error is nil with a nil body if the client left.
 func (x *exchange) readBody() (body []byte, release func(), e *openai.Error) {
 	release = func() {}
+	// It holds for what the server reads after a refusal, too, so it is lifted
+	// only when all is here.
+	ctl := http.NewResponseController(x.w)
+	_ = ctl.SetReadDeadline(time.Now().Add(x.BodyTimeout)) // not there in tests only
 	h := x.r.Header
 	if enc := h.Get("Content-Encoding"); enc != "" && !strings.EqualFold(enc, "identity") {
 		return nil, release, &openai.Error{Status: http.StatusUnsupportedMediaType, Type: openai.TypeInvalidRequest, Code: "unsupported_content_encoding",
@@ -115,13 +119,11 @@ func (x *exchange) readBody() (body []byte, release func(), e *openai.Error) {
 	if x.bodies.Add(hold) > x.MaxBodies {
 		return nil, release, openai.Overloaded("The gateway has too many requests in hand. Try again later.", time.Second)
 	}
-	ctl := http.NewResponseController(x.w)
-	_ = ctl.SetReadDeadline(time.Now().Add(x.BodyTimeout)) // not there in tests only
 	var b bytes.Buffer
 	b.Grow(int(max(x.r.ContentLength, 0)) + bytes.MinRead)
 	_, err := b.ReadFrom(http.MaxBytesReader(x.w, x.r.Body, x.MaxBody))
-	_ = ctl.SetReadDeadline(time.Time{})
 	if err == nil {
+		_ = ctl.SetReadDeadline(time.Time{})
 		x.bodies.Add(int64(b.Len()) - hold)
 		hold = int64(b.Len())
 		return b.Bytes(), release, nil
