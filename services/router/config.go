@@ -50,7 +50,7 @@ type Config struct {
 
 func (c *Config) withDefaults() Config {
 	d := *c
-	d.Listen = def(d.Listen, "127.0.0.1:9091")
+	d.Listen = def(d.Listen, "127.0.0.1:7102")
 	d.MatchTimeout = def(d.MatchTimeout, 20*time.Millisecond)
 	d.ProbeInterval = def(d.ProbeInterval, 2*time.Second)
 	d.Policy = def(d.Policy, schedule.PredictedTTFT)

@@ -136,10 +136,12 @@ func tokensOf(prompts map[string]*prompt, profile string) int {
 	return most
 }
 
+// split moves the candidates to the front of all and describes the others.
 func split(all []evaluate.Endpoint) (live []evaluate.Endpoint, dropped []decisions.Dropped) {
-	for _, e := range all {
-		if e.Dropped == "" {
-			live = append(live, e)
+	live = all[:0]
+	for i := range all {
+		if e := &all[i]; e.Dropped == "" {
+			live = append(live, *e)
 		} else {
 			dropped = append(dropped, decisions.Dropped{Worker: e.ID, Profile: e.Profile.ID, Why: e.Dropped})
 		}

@@ -233,8 +233,8 @@ func (t *Table) end() {
 	}
 }
 
-// update takes one message of the stream.
-func (t *Table) update(now time.Time, m *kvtrackerv1.WatchWorkersResponse) {
+// Update takes one message of the stream, which arrived at now.
+func (t *Table) Update(now time.Time, m *kvtrackerv1.WatchWorkersResponse) {
 	var restarted []string
 	changed, trouble := false, false
 	t.mu.Lock()

@@ -57,7 +57,7 @@ func TestLookup(t *testing.T) {
 			table.Watch([]Endpoint{{UID: "w"}})
 			table.begin()
 			if tt.tracked != nil {
-				table.update(start, message(true, tt.tracked))
+				table.Update(start, message(true, tt.tracked))
 			}
 			if tt.away {
 				table.end()
@@ -76,7 +76,7 @@ func TestLookup(t *testing.T) {
 func TestSuspect(t *testing.T) {
 	table := New(nil)
 	table.Watch([]Endpoint{{UID: "w"}})
-	table.update(start, message(true, state("w/0", true, 0)))
+	table.Update(start, message(true, state("w/0", true, 0)))
 	table.Suspect(start, "w")
 	table.Suspect(start, "stranger")
 	if table.Lookup(start.Add(suspicion/2), "w", "w/0").Ready {
@@ -96,13 +96,13 @@ func TestStreamListing(t *testing.T) {
 	a := state("a/0", true, 0)
 	a.Epoch = "1"
 	table.begin()
-	table.update(start, message(false, a))
+	table.Update(start, message(false, a))
 	if table.Flowing() {
 		t.Error("flowing before the listing is complete")
 	}
 	b := state("b/0", true, 0)
 	b.BlockSize = 784
-	table.update(start, message(true, b, state("c/0", true, 0)))
+	table.Update(start, message(true, b, state("c/0", true, 0)))
 	if got := table.BlockSize("ns/s"); got != 16 || table.BlockSize("ns/other") != 0 {
 		t.Errorf("block size %d, want that of most workers: 16", got)
 	}
@@ -110,14 +110,14 @@ func TestStreamListing(t *testing.T) {
 	table.begin()
 	again := state("a/0", true, 0)
 	again.Epoch = "2"
-	table.update(start, message(true, again))
+	table.Update(start, message(true, again))
 	if len(table.tracked) != 1 {
 		t.Errorf("workers that the new stream did not list: %v", table.tracked)
 	}
 	if len(restarted) != 1 || restarted[0] != "a/0" {
 		t.Errorf("restarted %v", restarted)
 	}
-	table.update(start, &kvtrackerv1.WatchWorkersResponse{Removed: []string{"a/0"}})
+	table.Update(start, &kvtrackerv1.WatchWorkersResponse{Removed: []string{"a/0"}})
 	if len(table.tracked) != 0 {
 		t.Errorf("removed worker is still there")
 	}

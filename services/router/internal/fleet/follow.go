@@ -48,7 +48,7 @@ func (t *Table) stream(ctx context.Context, client kvtrackerv1connect.KVTrackerS
 	defer s.Close()
 	t.begin()
 	for s.Receive() {
-		t.update(time.Now(), s.Msg())
+		t.Update(time.Now(), s.Msg())
 		synced = synced || s.Msg().Synced
 	}
 	return synced, s.Err()
