@@ -59,8 +59,11 @@ func Connect(ctx context.Context, url, name string, opts ...nats.Option) (*Conn,
 		nats.ReconnectWait(200 * time.Millisecond),
 		nats.ReconnectJitter(100*time.Millisecond, 500*time.Millisecond),
 		nats.PingInterval(5 * time.Second),
-		// Requests fail fast while disconnected; their callers retry.
+		// Little is kept while disconnected: callers retry.
 		nats.ReconnectBufSize(1 << 20),
+		// The default prints to stderr. What matters reaches the callers: failed
+		// publishes and interrupted consumers; reports may be lost.
+		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}),
 	}, opts...)...)
 	if err != nil {
 		return nil, fmt.Errorf("connect to NATS: %w", err)

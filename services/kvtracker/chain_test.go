@@ -37,6 +37,7 @@ func TestIndexEqualsTheFleet(t *testing.T) {
 	}
 	const perRound = 22_000
 	var total uint64
+	start := time.Now()
 	round := func(what string, between func()) {
 		t.Helper()
 		before := blocks()
@@ -58,6 +59,7 @@ func TestIndexEqualsTheFleet(t *testing.T) {
 			w.SetFaults(fleetsim.Faults{})
 		}
 		f.flush()
+		t.Logf("%v: %s has ended", time.Since(start), what)
 		defer func() {
 			for _, w := range workers {
 				w.SetFaults(faults)
@@ -65,7 +67,6 @@ func TestIndexEqualsTheFleet(t *testing.T) {
 		}()
 		f.check(fmt.Sprintf("%s, %d requests, %d blocks stored or removed so far", what, answered, total))
 	}
-	start := time.Now()
 	round("load", nil)
 	round("cache wipes", func() {
 		for _, w := range workers {
