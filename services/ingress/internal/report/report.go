@@ -159,12 +159,12 @@ func (q *Queue) Run(ctx context.Context) {
 	q.gone(left, true)
 }
 
-// drain sends until the queue is empty or ctx is done.
+// drain sends until the queue is empty or ctx is done, but at least once.
 func (q *Queue) drain(ctx context.Context) {
 	const least, most = 50 * time.Millisecond, 2 * time.Second
 	delay := least
 	var batch []*routerv1.Report
-	for ctx.Err() == nil {
+	for first := true; first || ctx.Err() == nil; first = false {
 		q.mu.Lock()
 		n := min(len(q.entries), maxBatch)
 		batch = batch[:0]
@@ -176,7 +176,8 @@ func (q *Queue) drain(ctx context.Context) {
 		if n == 0 {
 			return
 		}
-		call, cancel := context.WithTimeout(ctx, callLimit)
+		// A stop lets a call finish: cut off, its reports would go out twice.
+		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), callLimit)
 		_, err := q.client.Report(call, &routerv1.ReportRequest{Reports: batch})
 		cancel()
 		if err != nil && retryable(err) {
