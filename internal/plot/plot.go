@@ -142,6 +142,9 @@ func newScale(a Axis, values []float64, fromZero bool) scale {
 		}
 	}
 	if a.Log {
+		if fromZero {
+			lo /= 4 // there is no zero to stand on, but the shortest bar must be seen
+		}
 		return logScale(lo, hi)
 	}
 	if fromZero || lo > 0 && lo < hi/2 {
