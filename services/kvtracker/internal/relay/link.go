@@ -78,6 +78,8 @@ type link struct {
 	suspended bool
 	behind    bool   // the outbox was full: replay once it has room
 	why       string // reason of the next clear, if not known
+	// replayFailed is when a replay was given up.
+	replayFailed time.Time
 }
 
 // session is one connection to the engine.

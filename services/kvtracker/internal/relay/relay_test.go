@@ -1,307 +1,23 @@
 package relay
 
 import (
-	"context"
 	"fmt"
-	"math/rand/v2"
 	"net"
-	"net/http"
-	"net/http/httptest"
-	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
-	"connectrpc.com/connect"
-	"go.uber.org/goleak"
-
-	"github.com/kinference/kinference/internal/bus"
 	"github.com/kinference/kinference/internal/natsd"
-	"github.com/kinference/kinference/internal/rpc"
 	"github.com/kinference/kinference/internal/testenv"
 	"github.com/kinference/kinference/internal/vllm"
 	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
-	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
-	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
 )
-
-func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m,
-		// The library's PUB socket never ends its writer.
-		goleak.IgnoreAnyFunction("github.com/go-zeromq/zmq4.(*pubMWriter).run"),
-		goleak.IgnoreAnyFunction("github.com/go-zeromq/zmq4.(*pubQReader).listen"),
-		goleak.IgnoreAnyFunction("github.com/go-zeromq/zmq4.(*routerQReader).listen"),
-		goleak.IgnoreAnyFunction("github.com/go-zeromq/zmq4.(*socket).connReaper"),
-	)
-}
-
-// fast makes tests quick: they wait for conditions, which come sooner.
-var fast = timing{
-	coalesce: 2 * time.Millisecond, redialMin: 5 * time.Millisecond, redialMax: 50 * time.Millisecond,
-	patience: 500 * time.Millisecond, idleFirst: 50 * time.Millisecond, idleThen: 100 * time.Millisecond,
-	streamCheck: 50 * time.Millisecond, sweep: 50 * time.Millisecond,
-}
-
-// catalog is a router that serves a list of workers.
-type catalog struct {
-	routerv1connect.UnimplementedRouterServiceHandler
-	mu      sync.Mutex
-	workers []*routerv1.Worker
-	changed chan struct{}
-}
-
-func (c *catalog) set(workers ...*routerv1.Worker) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.workers = workers
-	close(c.changed)
-	c.changed = make(chan struct{})
-}
-
-func (c *catalog) WatchCatalog(ctx context.Context, _ *routerv1.WatchCatalogRequest, out *connect.ServerStream[routerv1.WatchCatalogResponse]) error {
-	for {
-		c.mu.Lock()
-		workers, changed := c.workers, c.changed
-		c.mu.Unlock()
-		if err := out.Send(&routerv1.WatchCatalogResponse{Catalog: &routerv1.Catalog{Workers: workers}}); err != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-changed:
-		}
-	}
-}
-
-// serve serves the catalog on l until the returned function is called.
-func (c *catalog) serve(t *testing.T, l net.Listener) (stop func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	h := rpc.Mount[routerv1connect.RouterServiceHandler](ctx, c, routerv1connect.NewRouterServiceHandler)
-	go func() { done <- rpc.Serve(ctx, l, h) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("catalog server: %v", err)
-		}
-	})
-	t.Cleanup(stop)
-	return stop
-}
-
-// fixture is a relay with everything around it.
-type fixture struct {
-	t       *testing.T
-	catalog *catalog
-	bus     *bus.Conn
-	url     string // router
-	view    *view
-	stream  bus.StreamSettings
-	timing  timing
-	lossy   bool
-
-	stopRelay func()
-}
-
-func newFixture(t *testing.T, natsURL string) *fixture {
-	t.Helper()
-	f := &fixture{t: t, catalog: &catalog{changed: make(chan struct{})}, bus: connect2(t, natsURL), timing: fast}
-	l := testenv.Listen(t)
-	f.url = "http://" + l.Addr().String()
-	f.catalog.serve(t, l)
-	return f
-}
-
-func connect2(t *testing.T, url string) *bus.Conn {
-	t.Helper()
-	c, err := bus.Connect(t.Context(), url, t.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
-	return c
-}
-
-// start runs the relay; a view of the stream is made once.
-func (f *fixture) start() {
-	f.t.Helper()
-	if f.view == nil {
-		f.view = f.watch()
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() {
-		done <- Run(ctx, Config{RouterURL: f.url, Bus: f.bus, Stream: f.stream, ScrapeInterval: 20 * time.Millisecond, timing: f.timing})
-	}()
-	f.stopRelay = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			f.t.Errorf("relay: %v", err)
-		}
-	})
-	f.t.Cleanup(f.stopRelay)
-}
-
-// watch reads the stream as a tracker does.
-func (f *fixture) watch() *view {
-	f.t.Helper()
-	v := &view{t: f.t, workers: map[string]*seen{}, grew: make(chan struct{}), lossy: f.lossy}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() {
-		done <- f.bus.ConsumeKV(ctx, f.stream, bus.KVHandler{Message: v.message})
-	}()
-	f.t.Cleanup(func() {
-		cancel()
-		<-done
-	})
-	return v
-}
-
-// view is what a tracker would believe.
-type view struct {
-	t       *testing.T
-	mu      sync.Mutex
-	workers map[string]*seen
-	grew    chan struct{}
-	lossy   bool // the stream may be lost
-}
-
-// seen is what the stream says of one worker.
-type seen struct {
-	epoch     string
-	next      uint64
-	suspended bool
-	labels    []string // of the batches since the last clear
-	clears    []string // reasons, all of them
-	suspends  int
-	messages  int
-}
-
-func (v *view) message(d bus.Delivery) {
-	w, err := bus.ParseKVSubject(d.Subject)
-	var m bus.KVMessage
-	if err == nil {
-		err = m.Decode(d.Header, d.Data)
-	}
-	if err != nil {
-		v.t.Errorf("message on %s: %v", d.Subject, err)
-		return
-	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	s := v.workers[w.ID()]
-	if s == nil {
-		s = &seen{}
-		v.workers[w.ID()] = s
-	}
-	s.messages++
-	switch m.Kind {
-	case bus.KindClear:
-		s.epoch, s.next, s.suspended, s.labels = m.Epoch, m.First, false, nil
-		s.clears = append(s.clears, m.Reason)
-	case bus.KindSuspend:
-		s.suspended = true
-		s.suspends++
-	case bus.KindResume:
-		s.suspended = false
-	case bus.KindBatch:
-		if m.Epoch != s.epoch || m.First > s.next {
-			// Only a stream that was lost may begin, or go on, like this; a clear
-			// follows.
-			if !v.lossy {
-				v.t.Errorf("%s: batches %d-%d of %s after %d of %s", w.ID(), m.First, m.Last, m.Epoch, s.next, s.epoch)
-			}
-			s.epoch, s.next, s.labels = m.Epoch, m.First, nil
-		}
-		for i, p := range m.Payloads {
-			if m.First+uint64(i) == s.next {
-				s.next++
-				s.labels = append(s.labels, label(v.t, p))
-			}
-		}
-	}
-	close(v.grew)
-	v.grew = make(chan struct{})
-}
-
-// wait returns once the worker looks as ok says.
-func (v *view) wait(worker string, ok func(*seen) bool) seen {
-	v.t.Helper()
-	timeout := time.After(20 * time.Second)
-	for {
-		v.mu.Lock()
-		s, grew := v.workers[worker], v.grew
-		var c seen
-		if s != nil {
-			c = *s
-			c.labels, c.clears = slices.Clone(s.labels), slices.Clone(s.clears)
-		}
-		v.mu.Unlock()
-		if s != nil && ok(&c) {
-			return c
-		}
-		select {
-		case <-grew:
-		case <-timeout:
-			v.t.Fatalf("%s is %+v", worker, c)
-		}
-	}
-}
-
-// expect waits until exactly these batches stand, trusted, and returns the view.
-func (v *view) expect(worker string, labels ...string) seen {
-	v.t.Helper()
-	return v.wait(worker, func(s *seen) bool { return !s.suspended && slices.Equal(s.labels, labels) })
-}
-
-func (s seen) wantClears(t *testing.T, reasons ...string) {
-	t.Helper()
-	if !slices.Equal(s.clears, reasons) {
-		t.Errorf("clears: %q, want %q", s.clears, reasons)
-	}
-}
-
-// span makes boot:from … boot:to.
-func span(boot string, from, to int) []string {
-	var s []string
-	for i := from; i <= to; i++ {
-		s = append(s, fmt.Sprintf("%s:%d", boot, i))
-	}
-	return s
-}
-
-// label reads what the fake engine wrote into a batch; "empty" for no events.
-func label(t *testing.T, payload []byte) string {
-	var d vllm.Decoder
-	var b vllm.Batch
-	if err := d.Decode(payload, &b); err != nil {
-		t.Errorf("published payload: %v", err)
-		return "bad"
-	}
-	if len(b.Events) == 0 {
-		return "empty"
-	}
-	return b.Events[0].LoRAName
-}
-
-func (e *engine) spec(uid string) *routerv1.Worker {
-	w := &routerv1.Worker{Uid: uid, WorkerSet: "demo/sim", Url: "http://127.0.0.1:1", Ranks: 1, KvEvents: e.events}
-	if e.buffer > 0 {
-		w.KvReplay = e.replay
-	}
-	return w
-}
 
 func TestFollowFromTheStart(t *testing.T) {
 	for _, v := range []vllm.Version{vllm.V0_23, vllm.V0_24, vllm.V0_25} {
 		t.Run(v.String(), func(t *testing.T) {
 			f := newFixture(t, testenv.NATS(t))
-			e := newEngine(t, &engine{version: v, buffer: 100})
+			e := newEngine(t, &engine{version: v, buffer: 1000})
 			e.publish(3)
 			f.catalog.set(e.spec("a"))
 			f.start()
@@ -360,6 +76,22 @@ func TestGapWithoutReplay(t *testing.T) {
 	other.publish(1)
 	f.view.expect("a/0", span("boot1", 3, 4)...).wantClears(t, reasonStart, reasonGap)
 	f.view.expect("b/0", span("boot1", 0, 2)...).wantClears(t, reasonStart)
+}
+
+// A replay endpoint that is wrong costs patience once, and then works like none.
+func TestReplayUnreachable(t *testing.T) {
+	f := newFixture(t, testenv.NATS(t))
+	e := newEngine(t, &engine{buffer: 100})
+	spec := e.spec("a")
+	spec.KvReplay = "tcp://127.0.0.1:" + strconv.Itoa(freePort(t))
+	f.catalog.set(spec)
+	f.start()
+	f.view.expect("a/0").wantClears(t, reasonStart)
+	e.publish(2)
+	f.view.expect("a/0", span("boot1", 0, 1)...)
+	e.lose(1)
+	e.publish(1)
+	f.view.expect("a/0", "boot1:3").wantClears(t, reasonStart, reasonGap)
 }
 
 func TestReplayBufferOverrun(t *testing.T) {
@@ -659,149 +391,4 @@ func TestRouterRestart(t *testing.T) {
 	f.catalog.serve(t, l)
 	f.view.expect("b/0", "boot1:0")
 	f.view.expect("a/0", span("boot1", 0, 1)...).wantClears(t, reasonStart)
-}
-
-// fakeHTTP is the HTTP side of an engine.
-type fakeHTTP struct {
-	mu     sync.Mutex
-	page   vllm.Page
-	health int
-	broken bool
-}
-
-func (h *fakeHTTP) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	switch r.URL.Path {
-	case "/health":
-		w.WriteHeader(h.health)
-	case "/metrics":
-		if h.broken {
-			fmt.Fprint(w, "<html>not metrics</html>")
-			return
-		}
-		_, _ = w.Write(vllm.AppendMetrics(nil, &h.page))
-	}
-}
-
-func (h *fakeHTTP) set(f func(*fakeHTTP)) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	f(h)
-}
-
-func TestScrape(t *testing.T) {
-	f := newFixture(t, testenv.NATS(t))
-	h := &fakeHTTP{health: 200, page: vllm.Page{Model: "m", Engines: []vllm.EngineMetrics{
-		{Rank: 0, Metrics: vllm.Metrics{Running: 1, Waiting: 2, KVUsage: .5, BlockSize: 16, NumBlocks: 100}},
-		{Rank: 1, Metrics: vllm.Metrics{Running: 7, BlockSize: 784, NumBlocks: 500, KVCacheTokens: 78400}},
-	}}}
-	server := httptest.NewServer(h)
-	t.Cleanup(server.Close)
-	reports := f.reports()
-	f.catalog.set(&routerv1.Worker{Uid: "a", WorkerSet: "demo/sim", Url: server.URL, Ranks: 2, RemovalsLastCopy: true})
-	f.start()
-	r := reports.wait("a/0", func(r *kvtrackerv1.WorkerReport) bool { return r.GetReady() })
-	if l := r.GetLoad(); l.GetRunning() != 1 || l.GetWaiting() != 2 || l.GetKvUsage() != .5 || r.GetBlockSize() != 16 || r.GetTotalBlocks() != 100 || !r.GetRemovalsLastCopy() {
-		t.Errorf("report of rank 0: %v", r)
-	}
-	r = reports.wait("a/1", func(r *kvtrackerv1.WorkerReport) bool { return r.GetReady() })
-	if r.GetLoad().GetRunning() != 7 || r.GetBlockSize() != 784 || r.GetTotalBlocks() != 100 {
-		t.Errorf("report of rank 1: %v", r)
-	}
-	notReady := func(r *kvtrackerv1.WorkerReport) bool { return !r.GetReady() }
-	ready := func(r *kvtrackerv1.WorkerReport) bool { return r.GetReady() }
-	for _, tt := range []struct {
-		name      string
-		break_    func(*fakeHTTP)
-		mend      func(*fakeHTTP)
-		otherRank func(*kvtrackerv1.WorkerReport) bool
-	}{
-		{"sleeping", func(h *fakeHTTP) { h.page.Engines[0].SleepLevel = 1 }, func(h *fakeHTTP) { h.page.Engines[0].SleepLevel = 0 }, ready},
-		{"unhealthy", func(h *fakeHTTP) { h.health = 503 }, func(h *fakeHTTP) { h.health = 200 }, notReady},
-		{"stale metrics", func(h *fakeHTTP) { h.broken = true }, func(h *fakeHTTP) { h.broken = false }, notReady},
-	} {
-		h.set(tt.break_)
-		reports.wait("a/0", notReady)
-		reports.wait("a/1", tt.otherRank)
-		h.set(tt.mend)
-		reports.wait("a/0", ready)
-	}
-	// Who joins late reads the bucket.
-	late := f.reports()
-	late.wait("a/1", ready)
-}
-
-// inbox keeps the newest report of each worker.
-type inbox struct {
-	t    *testing.T
-	mu   sync.Mutex
-	last map[string]*kvtrackerv1.WorkerReport
-	grew chan struct{}
-}
-
-func (f *fixture) reports() *inbox {
-	f.t.Helper()
-	b := &inbox{t: f.t, last: map[string]*kvtrackerv1.WorkerReport{}, grew: make(chan struct{})}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() {
-		done <- f.bus.ConsumeReports(ctx, func(r *kvtrackerv1.WorkerReport) {
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			if old := b.last[r.GetWorker()]; old.GetSampledUnixNanos() > r.GetSampledUnixNanos() {
-				return
-			}
-			b.last[r.GetWorker()] = r
-			close(b.grew)
-			b.grew = make(chan struct{})
-		}, nil)
-	}()
-	f.t.Cleanup(func() {
-		cancel()
-		<-done
-	})
-	return b
-}
-
-func (b *inbox) wait(worker string, ok func(*kvtrackerv1.WorkerReport) bool) *kvtrackerv1.WorkerReport {
-	b.t.Helper()
-	timeout := time.After(20 * time.Second)
-	for {
-		b.mu.Lock()
-		r, grew := b.last[worker], b.grew
-		b.mu.Unlock()
-		if r != nil && ok(r) {
-			return r
-		}
-		select {
-		case <-grew:
-		case <-timeout:
-			b.t.Fatalf("report of %s is %v", worker, r)
-		}
-	}
-}
-
-func startNATS(t *testing.T, o natsd.Options) *natsd.Server {
-	t.Helper()
-	s, err := natsd.Start(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
-// freePort returns a port that no one listens on, below the range from which the
-// system takes ports for outgoing connections: none of those takes it meanwhile.
-func freePort(t *testing.T) int {
-	t.Helper()
-	for range 100 {
-		port := 15_000 + rand.IntN(15_000)
-		if l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port)); err == nil {
-			l.Close()
-			return port
-		}
-	}
-	t.Fatal("no free port")
-	return 0
 }

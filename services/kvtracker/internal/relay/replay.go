@@ -20,6 +20,9 @@ const (
 	// replayPause bounds the wait for each further one. When an engine's ROUTER
 	// socket is full it drops the rest, the end marker too, so silence is common.
 	replayPause = 300 * time.Millisecond
+	// replayRest is how long after a failure a replay is tried only once, so that
+	// an engine whose replay endpoint is wrong does not stall at each gap.
+	replayRest = 30 * time.Second
 	// holeTries is how often a hole inside a replay is asked for again: the
 	// engine's socket drops when we read too slowly.
 	holeTries = 3
@@ -76,6 +79,9 @@ func (l *link) replayAll(mode syncMode, s *session) bool {
 		l.relay.metrics.replay(l.labels)
 	}
 	deadline := time.Now().Add(l.relay.timing.patience)
+	if time.Since(l.replayFailed) < replayRest {
+		deadline = time.Now()
+	}
 	hole, holes := uint64(0), 0
 	for try := 0; ; try++ {
 		before := l.next
@@ -103,6 +109,7 @@ func (l *link) replayAll(mode syncMode, s *session) bool {
 			if time.Now().After(deadline) {
 				l.log.Warn("engine does not replay its events", "err", err)
 				l.relay.metrics.replayFailed(l.labels)
+				l.replayFailed = time.Now()
 				return false
 			}
 			pause(s.ctx, try, 20*time.Millisecond, 500*time.Millisecond)
