@@ -50,6 +50,9 @@ func Mount[S any](ctx context.Context, svc S, new func(S, ...connect.HandlerOpti
 			return connect.NewError(connect.CodeInternal, errors.New("internal error"))
 		}),
 		connect.WithReadMaxBytes(maxMessage),
+		// Clients accept gzip by default, and it costs a decision more than it
+		// saves on the way to a neighbour.
+		connect.WithCompressMinBytes(maxMessage),
 	)
 	return Handler{Path: path, Handler: h, Service: strings.Trim(path, "/")}
 }
