@@ -3,6 +3,7 @@ package kvindex_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"testing"
 
@@ -337,6 +338,35 @@ func BenchmarkMatch(b *testing.B) {
 			x.Match(nil, 16, miss)
 		}
 	})
+}
+
+// BenchmarkMemory gives each of three workers the same 100,000 blocks, and tells
+// what a block costs in all, with three holders, and per holder.
+func BenchmarkMemory(b *testing.B) {
+	const blocks, size = 100_000, 16
+	heap := func() float64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return float64(m.HeapAlloc)
+	}
+	r := rand.New(rand.NewPCG(1, 1))
+	tokens := make([]uint32, blocks*size)
+	for i := range tokens {
+		tokens[i] = r.Uint32()
+	}
+	e := stored(1, nil, size, tokens...)
+	for b.Loop() {
+		before := heap()
+		x := kvindex.New()
+		for w := range 3 {
+			x.Apply(fmt.Sprint(w), &vllm.Batch{Events: []vllm.Event{e}})
+		}
+		used := heap() - before
+		b.ReportMetric(used/blocks, "B/block")
+		b.ReportMetric(used/blocks/3, "B/holder")
+		runtime.KeepAlive(x)
+	}
 }
 
 // BenchmarkApply stores and removes a chain of 64 blocks; one operation is one

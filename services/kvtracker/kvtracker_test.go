@@ -107,11 +107,7 @@ func TestReadiness(t *testing.T) {
 	}
 	server = startNATS(t, o)
 	t.Cleanup(server.Stop)
-	for deadline := 0; status() != http.StatusOK; deadline++ {
-		if deadline > 1<<20 {
-			t.Fatal("never ready")
-		}
-	}
+	f.until("ready", func() bool { return status() == http.StatusOK })
 	if got := f.depth("a/0", 1, prompt); got != messages {
 		t.Errorf("ready with %d blocks of %d", got, messages)
 	}
