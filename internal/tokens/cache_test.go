@@ -17,7 +17,10 @@ func TestPrefixCacheIsExact(t *testing.T) {
 			tok := load(t, name)
 			cache := tokens.NewPrefixCache(tok, 1<<20) // too small for the corpus: it evicts
 			all := strings.Join(texts()[:100], "")
-			for _, text := range append(texts(), all, all) {
+			for i, text := range append(texts(), all, all) {
+				if name != "model" && i%3 != 0 {
+					continue
+				}
 				got, _ := cache.Encode(text, false)
 				if want := tok.Encode(nil, text, false); !slices.Equal(got, want) {
 					t.Fatalf("ids differ for %.300q", text)

@@ -94,7 +94,7 @@ func FuzzCut(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		if len(text) > 2000 {
+		if len(text) > 600 {
 			return
 		}
 		checkCuts(t, validUTF8(text))

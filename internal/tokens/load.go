@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
-	"unicode/utf8"
 )
 
 // tokenizerFile is tokenizer.json.
@@ -18,15 +16,15 @@ type tokenizerFile struct {
 	PostProcessor json.RawMessage `json:"post_processor"`
 	Decoder       *component      `json:"decoder"`
 	Model         struct {
-		Type                    string            `json:"type"`
-		Dropout                 *float64          `json:"dropout"`
-		UnkToken                *string           `json:"unk_token"`
-		ContinuingSubwordPrefix *string           `json:"continuing_subword_prefix"`
-		EndOfWordSuffix         *string           `json:"end_of_word_suffix"`
-		ByteFallback            bool              `json:"byte_fallback"`
-		IgnoreMerges            bool              `json:"ignore_merges"`
-		Vocab                   map[string]uint32 `json:"vocab"`
-		Merges                  mergeList         `json:"merges"`
+		Type                    string     `json:"type"`
+		Dropout                 *float64   `json:"dropout"`
+		UnkToken                *string    `json:"unk_token"`
+		ContinuingSubwordPrefix *string    `json:"continuing_subword_prefix"`
+		EndOfWordSuffix         *string    `json:"end_of_word_suffix"`
+		ByteFallback            bool       `json:"byte_fallback"`
+		IgnoreMerges            bool       `json:"ignore_merges"`
+		Vocab                   vocabulary `json:"vocab"`
+		Merges                  mergeList  `json:"merges"`
 	} `json:"model"`
 }
 
@@ -45,26 +43,6 @@ type component struct {
 type pattern struct {
 	Regex  *string `json:"Regex"`
 	String *string `json:"String"`
-}
-
-// mergeList holds merge rules in order, each in the file as "a b" or ["a","b"].
-type mergeList [][2]string
-
-// UnmarshalJSON reads either form.
-func (m *mergeList) UnmarshalJSON(data []byte) error {
-	var joined []string
-	if err := json.Unmarshal(data, &joined); err != nil {
-		return json.Unmarshal(data, (*[][2]string)(m))
-	}
-	*m = make(mergeList, len(joined))
-	for i, s := range joined {
-		a, b, ok := strings.Cut(s, " ")
-		if !ok || strings.Contains(b, " ") {
-			return fmt.Errorf("merge %d is not two tokens", i)
-		}
-		(*m)[i] = [2]string{a, b}
-	}
-	return nil
 }
 
 // Load reads the tokenizer in folder dir: tokenizer.json, and tokenizer_config.json where it is there for the BOS and EOS
@@ -179,30 +157,30 @@ func (t *Tokenizer) model(file *tokenizerFile) error {
 		return fmt.Errorf("model continuing_subword_prefix and end_of_word_suffix are not supported")
 	}
 	size := uint32(0)
-	for _, id := range m.Vocab {
-		size = max(size, id+1)
+	for _, v := range m.Vocab.tokens {
+		size = max(size, v.id+1)
 	}
 	for _, a := range file.AddedTokens {
 		size = max(size, a.ID+1)
 	}
 	// Ids are dense but for a few reserved ones; a larger hole is a broken file, and sizes the tables.
-	if uint64(size) > 2*uint64(len(m.Vocab)+len(file.AddedTokens))+1024 {
-		return fmt.Errorf("highest id %d with only %d tokens", size-1, len(m.Vocab))
+	if count := len(m.Vocab.tokens) + len(file.AddedTokens); uint64(size) > 2*uint64(count)+1024 {
+		return fmt.Errorf("highest id %d with only %d tokens", size-1, count)
 	}
 	t.text = make([]string, size)
 	t.special = make([]bool, size)
 
 	b := &t.bpe
 	b.ignoreMerges = m.IgnoreMerges
-	b.vocab = make(map[string]uint32, len(m.Vocab))
-	for text, id := range m.Vocab {
-		raw, ok := fromByteLevel(text)
-		if !ok { // added tokens may be in the vocabulary as plain text; merges never make them
-			raw = text
-		} else {
-			b.vocab[raw] = id
+	b.vocab = make(map[string]uint32, len(m.Vocab.tokens))
+	names := string(m.Vocab.names) // tokens are pieces of this one string
+	start := uint32(0)
+	for _, v := range m.Vocab.tokens {
+		t.text[v.id] = names[start:v.end]
+		if !v.plain { // merges never make plain text
+			b.vocab[t.text[v.id]] = v.id
 		}
-		t.text[id] = raw
+		start = v.end
 	}
 	for i := range b.bytes {
 		id, ok := b.vocab[string([]byte{byte(i)})]
@@ -211,15 +189,18 @@ func (t *Tokenizer) model(file *tokenizerFile) error {
 		}
 		b.bytes[i] = id
 	}
-	b.pairs = newPairTable(len(m.Merges))
-	for rank, pair := range m.Merges {
-		left, ok1 := m.Vocab[pair[0]]
-		right, ok2 := m.Vocab[pair[1]]
-		id, ok3 := m.Vocab[pair[0]+pair[1]]
+	b.pairs = newPairTable(len(m.Merges.pairs))
+	start = 0
+	for rank, pair := range m.Merges.pairs {
+		left, right := m.Merges.names[start:pair.middle], m.Merges.names[pair.middle:pair.end]
+		leftID, ok1 := b.vocab[string(left)]
+		rightID, ok2 := b.vocab[string(right)]
+		id, ok3 := b.vocab[string(m.Merges.names[start:pair.end])]
 		if !ok1 || !ok2 || !ok3 {
-			return fmt.Errorf("merge %d (%q) uses a token that is not in the vocabulary", rank, pair)
+			return fmt.Errorf("merge %d (%q and %q) uses a token that is not in the vocabulary", rank, left, right)
 		}
-		b.pairs.set(left, right, uint32(rank), id)
+		b.pairs.set(leftID, rightID, uint32(rank), id)
+		start = pair.end
 	}
 	if !b.ignoreMerges {
 		b.vocab = nil // 10 MB that only this function needs
@@ -369,33 +350,4 @@ func (n *tokenName) UnmarshalJSON(data []byte) error {
 		return nil
 	}
 	return json.Unmarshal(data, (*string)(n))
-}
-
-// byteOf is the inverse of GPT-2's mapping of bytes to printable characters, in which vocabularies are written: printable
-// Latin-1 stands for itself, the other bytes for U+0100 and up in order.
-var byteOf = func() map[rune]byte {
-	m := make(map[rune]byte, 256)
-	next := rune(0x100)
-	for b := range 256 {
-		r := rune(b)
-		if !('!' <= r && r <= '~' || 0xA1 <= r && r <= 0xAC || 0xAE <= r && r <= 0xFF) {
-			r = next
-			next++
-		}
-		m[r] = byte(b)
-	}
-	return m
-}()
-
-// fromByteLevel returns the bytes that a vocabulary entry stands for; false if it is not written in byte-level characters.
-func fromByteLevel(s string) (string, bool) {
-	b := make([]byte, 0, utf8.RuneCountInString(s))
-	for _, r := range s {
-		c, ok := byteOf[r]
-		if !ok {
-			return "", false
-		}
-		b = append(b, c)
-	}
-	return string(b), true
 }

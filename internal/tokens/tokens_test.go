@@ -14,7 +14,10 @@ func TestDecode(t *testing.T) {
 	for _, name := range append([]string{"model"}, real...) {
 		t.Run(name, func(t *testing.T) {
 			tok := load(t, name)
-			for _, text := range texts() {
+			for i, text := range texts() {
+				if name != "model" && i%3 != 0 {
+					continue
+				}
 				ids := tok.Encode(nil, text, false)
 				whole := tok.Decode(ids)
 				if name != "model" && name != "qwen3" && whole != text { // those two normalise
