@@ -116,37 +116,35 @@ func percentile(list []outcome, p float64, of func(outcome) float64) float64 {
 }
 
 // The server in scaled wall time tells the same story as the bare engine in
-// virtual time. How close they come depends on the machine, so the figures are
-// logged, and only gross disagreement fails.
+// virtual time. How close they come depends on how busy the machine is, so the
+// figures are only logged. On any machine the same tokens are found in the
+// cache, and nothing is faster than the model allows.
 func TestWallAgreesWithVirtual(t *testing.T) {
 	want := virtual(t, engine.L40SQwen27B)
-	for _, scale := range []float64{20, 50} {
-		w := start(t, fleetsim.Config{Profile: engine.L40SQwen27B, TimeScale: scale})
-		got := wall(t, w)
-		if len(got) != len(want) {
-			t.Fatalf("%d requests, want %d", len(got), len(want))
+	w := start(t, fleetsim.Config{Profile: engine.L40SQwen27B, TimeScale: 20})
+	got := wall(t, w)
+	if len(got) != len(want) {
+		t.Fatalf("%d requests, want %d", len(got), len(want))
+	}
+	for _, m := range []struct {
+		name string
+		of   func(outcome) float64
+	}{{"TTFT", func(o outcome) float64 { return o.ttft }}, {"e2e", func(o outcome) float64 { return o.e2e }}} {
+		for _, p := range []float64{0.5, 0.9} {
+			v, x := percentile(want, p, m.of), percentile(got, p, m.of)
+			t.Logf("%s p%.0f: virtual %.3f s, wall %.3f s (%+.1f %%)", m.name, 100*p, v, x, 100*(x/v-1))
 		}
-		for _, m := range []struct {
-			name string
-			of   func(outcome) float64
-		}{{"TTFT", func(o outcome) float64 { return o.ttft }}, {"e2e", func(o outcome) float64 { return o.e2e }}} {
-			for _, p := range []float64{0.5, 0.9} {
-				v, x := percentile(want, p, m.of), percentile(got, p, m.of)
-				t.Logf("x%.0f %s p%.0f: virtual %.3f s, wall %.3f s (%+.1f %%)", scale, m.name, 100*p, v, x, 100*(x/v-1))
-				if x < v/2 || x > 2*v {
-					t.Errorf("x%.0f %s p%.0f: virtual %.3f s, wall %.3f s", scale, m.name, 100*p, v, x)
-				}
-			}
+		if v, x := percentile(want, 0, m.of), percentile(got, 0, m.of); x < 0.9*v {
+			t.Errorf("shortest %s: virtual %.3f s, wall %.3f s", m.name, v, x)
 		}
-		total := func(list []outcome) (n int) {
-			for _, o := range list {
-				n += o.cached
-			}
-			return n
+	}
+	total := func(list []outcome) (n int) {
+		for _, o := range list {
+			n += o.cached
 		}
-		if v, x := total(want), total(got); x < v*8/10 || x > v*12/10 {
-			t.Errorf("x%.0f cached tokens: virtual %d, wall %d", scale, v, x)
-		}
-		w.Kill()
+		return n
+	}
+	if v, x := total(want), total(got); x < v*8/10 || x > v*12/10 {
+		t.Errorf("cached tokens: virtual %d, wall %d", v, x)
 	}
 }

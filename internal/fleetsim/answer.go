@@ -94,7 +94,7 @@ func (a *answer) event(c *choice, text string, id uint32, reason string) {
 				a.buf = fmt.Appendf(a.buf, `{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]`, c.index)
 				a.buf = append(a.buf, `,"prompt_token_ids":`...)
 				a.buf = a.tokenIDs(a.buf, c.r.Tokens)
-				a.closeEvent(true)
+				a.closeEvent(0)
 			}
 		}
 	}
@@ -130,7 +130,7 @@ func (a *answer) event(c *choice, text string, id uint32, reason string) {
 	a.buf = append(a.buf, `,"token_ids":`...)
 	a.buf = a.tokenIDs(a.buf, []uint32{id})
 	a.buf = append(a.buf, "}]"...)
-	a.closeEvent(true)
+	a.closeEvent(a.sent)
 }
 
 // open starts an event up to the list of choices.
@@ -146,11 +146,12 @@ func (a *answer) open() {
 	a.buf = append(a.buf, `,"choices":[`...)
 }
 
-// closeEvent ends an event behind its choices.
-func (a *answer) closeEvent(mayHaveUsage bool) {
-	if o := a.job.req.StreamOptions; mayHaveUsage && o != nil && o.IncludeUsage && o.ContinuousUsageStats {
-		u := a.usage(false)
-		a.buf = fmt.Appendf(a.buf, `,"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}`, u.Prompt, u.Total, u.Completion)
+// closeEvent ends an event behind its choices, with the running usage if the
+// request wants that: completion tokens have been sent, this event included.
+func (a *answer) closeEvent(completion int) {
+	if o := a.job.req.StreamOptions; o != nil && o.IncludeUsage && o.ContinuousUsageStats {
+		prompt := a.usage(false).Prompt
+		a.buf = fmt.Appendf(a.buf, `,"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}`, prompt, prompt+completion, completion)
 	}
 	a.buf = append(a.buf, "}\n\n"...)
 }
@@ -203,7 +204,7 @@ func (a *answer) finish() {
 		if err == nil {
 			a.buf = append(a.buf, u...)
 		}
-		a.closeEvent(false)
+		a.buf = append(a.buf, "}\n\n"...)
 	}
 	a.buf = append(a.buf, "data: [DONE]\n\n"...)
 	a.flush()

@@ -100,6 +100,7 @@ func (s *eventServer) acceptLoop(l net.Listener, kind zmq4.SocketType, serve fun
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
+			time.Sleep(5 * time.Millisecond) // out of descriptors, most likely
 			continue
 		}
 		if !s.track(conn) {

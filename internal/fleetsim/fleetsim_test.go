@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -233,7 +234,7 @@ func TestChat(t *testing.T) {
 		_, _, text := post(t, w, "/v1/chat/completions", `{`+messages+`,"max_completion_tokens":3,"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}`)
 		ev := sse(t, text)
 		for i, data := range ev[:4] {
-			if c := decode[completion](t, data); c.Usage == nil || c.Usage.Completion < min(i, 1) || c.Usage.Prompt == 0 || c.Usage.Details != nil {
+			if c := decode[completion](t, data); c.Usage == nil || c.Usage.Completion != i || c.Usage.Prompt == 0 || c.Usage.Details != nil {
 				t.Errorf("%s", data)
 			}
 		}
@@ -260,6 +261,52 @@ func TestChat(t *testing.T) {
 			t.Errorf("%s", text)
 		}
 	})
+}
+
+// Many clients at once, on two ranks, more than fit: all are served and
+// nothing stays behind.
+func TestConcurrency(t *testing.T) {
+	w := start(t, fleetsim.Config{Ranks: 2, TimeScale: 500, LoRAs: []string{"sql"}})
+	var wg sync.WaitGroup
+	c := client(t)
+	for k := range 64 {
+		wg.Go(func() {
+			for i := range 4 {
+				body := fmt.Sprintf(`{"model":"%s","prompt":%s,"max_tokens":%d,"stream":%v}`, []string{"test/model", "sql"}[k%2], ids(1000*(k%5), 100+10*i), 20+k, i%2 == 0)
+				resp, err := c.Post(w.URL()+"/v1/completions", "application/json", strings.NewReader(body))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				b, err := io.ReadAll(resp.Body)
+				resp.Body.Close()
+				if err != nil || resp.StatusCode != 200 {
+					t.Errorf("%s %v %s", resp.Status, err, b)
+				}
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() { wg.Wait(); close(done) }()
+	for stop := false; !stop; {
+		select {
+		case <-done:
+			stop = true
+		default:
+			get(t, w, "/metrics")
+		}
+	}
+	n := uint64(0)
+	for rank := range 2 {
+		st := w.Stats(rank)
+		if st.Running+st.Waiting != 0 || st.FreeBlocks != small.Blocks || st.Steps == 0 {
+			t.Errorf("rank %d: %+v", rank, st)
+		}
+		n += st.Lengthed
+	}
+	if n != 256 || w.InFlight() != 0 {
+		t.Errorf("%d requests finished, want 256; %d in flight", n, w.InFlight())
+	}
 }
 
 func TestCompletions(t *testing.T) {
