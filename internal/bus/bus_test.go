@@ -80,6 +80,10 @@ func (l *log) waitFor(t *testing.T, keep func(string) bool, want ...string) {
 	}
 }
 
+// notCaughtUp drops the words that come sooner or later: a stream may be found
+// empty or not.
+func notCaughtUp(w string) bool { return w != "caught up" }
+
 func (l *log) handler(t *testing.T) bus.KVHandler {
 	return bus.KVHandler{
 		Start:    func() { l.add("start") },
@@ -190,7 +194,7 @@ func TestNATSRestart(t *testing.T) {
 			}
 			publish(batch(0, 1))
 			publish(batch(2, 2))
-			l.wait(t, "demo.sim.a/1 0-1", "demo.sim.a/1 2-2")
+			l.waitFor(t, notCaughtUp, "demo.sim.a/1 0-1", "demo.sim.a/1 2-2")
 
 			server.Stop()
 			server = start(t, opts)
@@ -198,11 +202,11 @@ func TestNATSRestart(t *testing.T) {
 			publish(batch(3, 3))
 			publish(batch(4, 4))
 			if file {
-				l.wait(t, "demo.sim.a/1 0-1", "demo.sim.a/1 2-2", "demo.sim.a/1 3-3", "demo.sim.a/1 4-4")
+				l.waitFor(t, notCaughtUp, "demo.sim.a/1 0-1", "demo.sim.a/1 2-2", "demo.sim.a/1 3-3", "demo.sim.a/1 4-4")
 				return
 			}
 			// Either side may have made the stream first.
-			l.wait(t, "demo.sim.a/1 3-3", "demo.sim.a/1 4-4")
+			l.waitFor(t, notCaughtUp, "demo.sim.a/1 3-3", "demo.sim.a/1 4-4")
 			l.mu.Lock()
 			starts := 0
 			for _, w := range l.words {
@@ -230,7 +234,7 @@ func TestStreamReplaced(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	l.wait(t, "demo.sim.a/1 3-3", "demo.sim.a/1 4-4")
+	l.waitFor(t, notCaughtUp, "demo.sim.a/1 3-3", "demo.sim.a/1 4-4")
 	if err := c.JetStream().DeleteStream(t.Context(), bus.KVStream); err != nil {
 		t.Fatal(err)
 	}
@@ -241,8 +245,7 @@ func TestStreamReplaced(t *testing.T) {
 	if ack.Sequence != 1 {
 		t.Errorf("sequence %d in the new stream, want 1", ack.Sequence)
 	}
-	// The new stream may be found empty or not: it has caught up before or after.
-	l.waitFor(t, func(w string) bool { return w != "caught up" }, "demo.sim.a/1 4-4", "start", "demo.sim.a/1 5-5")
+	l.waitFor(t, notCaughtUp, "demo.sim.a/1 4-4", "start", "demo.sim.a/1 5-5")
 }
 
 func TestStreamIsLeftAsItIs(t *testing.T) {
@@ -257,6 +260,20 @@ func TestStreamIsLeftAsItIs(t *testing.T) {
 	got := stream.CachedInfo().Config
 	if got.MaxBytes != 1<<20 || got.Storage != jetstream.MemoryStorage || got.Duplicates != time.Minute {
 		t.Errorf("stream has bytes %d, storage %v, dedupe %v", got.MaxBytes, got.Storage, got.Duplicates)
+	}
+}
+
+// TestStreamFitsTheServer asks for more than any machine has.
+func TestStreamFitsTheServer(t *testing.T) {
+	for _, file := range []bool{false, true} {
+		c := connect(t, testenv.NATS(t))
+		stream, err := c.EnsureKVStream(t.Context(), bus.StreamSettings{File: file, MaxBytes: 1 << 50})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := stream.CachedInfo().Config.MaxBytes; n < 16<<20 || n >= 1<<50 {
+			t.Errorf("file %v: stream of %d bytes", file, n)
+		}
 	}
 }
 

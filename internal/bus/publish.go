@@ -58,14 +58,31 @@ func (s StreamSettings) config() jetstream.StreamConfig {
 	return c
 }
 
+// minBytes is the least size of the stream that is tried.
+const minBytes = 16 << 20
+
+// tooLarge tells whether the server has no room for a stream of that size: it
+// reserves the bytes of each stream.
+func tooLarge(err error) bool {
+	const insufficientResources, memoryExceeded, storageExceeded = 10023, 10028, 10047
+	var api *jetstream.APIError
+	return errors.As(err, &api) && (api.ErrorCode == insufficientResources ||
+		api.ErrorCode == memoryExceeded || api.ErrorCode == storageExceeded)
+}
+
 // EnsureKVStream returns the stream of KV events and makes it if there is
-// none. A stream that exists is left as it is: an operator may have sized it.
+// none, smaller than s asks if the server has no room for that. A stream that
+// exists is left as it is: an operator may have sized it.
 func (c *Conn) EnsureKVStream(ctx context.Context, s StreamSettings) (jetstream.Stream, error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	stream, err := c.js.Stream(ctx, KVStream)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		stream, err = c.js.CreateStream(ctx, s.config())
+		cfg := s.config()
+		for stream, err = c.js.CreateStream(ctx, cfg); tooLarge(err) && cfg.MaxBytes > minBytes; {
+			cfg.MaxBytes = max(cfg.MaxBytes/2, minBytes)
+			stream, err = c.js.CreateStream(ctx, cfg)
+		}
 		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // made by a peer meanwhile
 			stream, err = c.js.Stream(ctx, KVStream)
 		}
