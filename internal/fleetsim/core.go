@@ -149,18 +149,20 @@ func (k *core) observe(x engine.Emit, now float64) {
 	h.computed.Observe(float64(len(r.Tokens) - r.Cached))
 }
 
-// submit queues r, whose Tag is a *stream.
-func (k *core) submit(r *engine.Request) error {
+// submit queues r, whose Tag is a *stream, as of the simulated time arrived.
+// That is when its HTTP request came: reading and tokenising it takes real
+// time, which would weigh as much more as simulated time is faster. An idle
+// engine therefore starts as if that had taken none.
+func (k *core) submit(arrived float64, r *engine.Request) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	now := k.clock.now()
-	if err := k.eng.Submit(now, r); err != nil {
+	if err := k.eng.Submit(arrived, r); err != nil {
 		return err
 	}
 	k.live[r.ID] = r
 	if k.idle && !k.paused {
 		k.idle = false
-		k.next = max(k.next, now)
+		k.next = max(k.next, arrived)
 		k.cond.Broadcast()
 	}
 	return nil

@@ -28,6 +28,7 @@ type choice struct {
 }
 
 func (l *life) generate(w http.ResponseWriter, r *http.Request, chat bool) {
+	arrived := l.w.clock.now()
 	l.requests.Add(1)
 	defer l.requests.Add(-1)
 	var req request
@@ -55,7 +56,7 @@ func (l *life) generate(w http.ResponseWriter, r *http.Request, chat bool) {
 		w.Header().Set("X-Request-Id", strings.TrimPrefix(strings.TrimPrefix(j.id, "chatcmpl-"), "cmpl-"))
 	}
 	notify := make(chan struct{}, 1)
-	choices, e := l.submit(j, notify)
+	choices, e := l.submit(arrived, j, notify)
 	if e != nil {
 		writeError(w, *e)
 		return
@@ -98,7 +99,7 @@ func (l *life) generate(w http.ResponseWriter, r *http.Request, chat bool) {
 }
 
 // submit hands all sequences of a request to engines.
-func (l *life) submit(j *job, notify chan struct{}) ([]*choice, *vllm.Error) {
+func (l *life) submit(arrived float64, j *job, notify chan struct{}) ([]*choice, *vllm.Error) {
 	var list []*choice
 	for i, p := range j.prompts {
 		n := j.length(len(p))
@@ -118,7 +119,7 @@ func (l *life) submit(j *job, notify chan struct{}) ([]*choice, *vllm.Error) {
 			if j.req.CacheSalt != nil {
 				c.r.Salt = *j.req.CacheSalt
 			}
-			if err := c.core.submit(c.r); err != nil {
+			if err := c.core.submit(arrived, c.r); err != nil {
 				for _, c := range list {
 					c.core.abort(c.r)
 				}
