@@ -30,6 +30,7 @@ func (s *Scheduler) estimate(t float64, r *Request, c *Candidate, est *Estimate)
 		InFlight: w.inFlight(), Load: c.Load, Slowness: slow, w: w, c: c,
 	}
 	w.prune(t - s.grace)
+	s.assume(t, w)
 
 	// What is cached. An engine computes at least the last token itself, and
 	// can use whole blocks only.

@@ -44,6 +44,7 @@ type entry struct {
 	hit       int // predicted cached tokens, before the reuse ratio
 	cached    int // those that the prediction counted on
 	maxTokens int
+	whole     bool
 
 	routed, first, heard float64
 	work                 float64 // prefill time that those behind wait for
@@ -130,7 +131,7 @@ func (s *Scheduler) book(t float64, r *Request, est *Estimate) {
 	}
 	w, c := est.w, est.c
 	e := &entry{
-		id: r.ID, group: c.Group, w: w, hashes: c.Hashes, blockSize: c.BlockSize, maxTokens: r.MaxTokens,
+		id: r.ID, group: c.Group, w: w, hashes: c.Hashes, blockSize: c.BlockSize, maxTokens: r.MaxTokens, whole: r.Whole,
 		tokens: c.Tokens, hit: est.Matched + est.Anticipated + est.Fetched, cached: est.Cached,
 		routed: t, heard: t, work: est.work, due: t + est.ttft,
 		ttft: est.ttft, wait: est.wait, queued: est.queued, prefill: est.prefill,
@@ -149,15 +150,31 @@ func (s *Scheduler) book(t float64, r *Request, est *Estimate) {
 	w.meanWork += 0.1 * (e.work - w.meanWork)
 }
 
-// firstToken moves an entry from waiting to running and takes a sample of the
-// worker's speed.
-func (s *Scheduler) firstToken(t float64, e *entry, ttft float64) {
-	w := e.w
+// begin moves an entry from waiting to running.
+func (s *Scheduler) begin(t float64, e *entry) {
 	e.first = t
 	s.hear(t, e)
-	w.leaveQueue(t, e)
-	w.running = append(w.running, e)
-	w.context += float64(e.tokens)
+	e.w.leaveQueue(t, e)
+	e.w.running = append(e.w.running, e)
+	e.w.context += float64(e.tokens)
+}
+
+// assume begins the entries of w whose first token is due and will not be
+// reported: waiting on, they would make w look stuck for as long as they run.
+func (s *Scheduler) assume(t float64, w *worker) {
+	for i := 0; i < len(w.waiting); {
+		if e := w.waiting[i]; e.whole && e.due <= t {
+			s.begin(t, e)
+			continue
+		}
+		i++
+	}
+}
+
+// firstToken begins an entry and takes a sample of the worker's speed.
+func (s *Scheduler) firstToken(t float64, e *entry, ttft float64) {
+	w := e.w
+	s.begin(t, e)
 	if w.forgotten || e.queued > maxWait || e.prefill <= 0 {
 		return
 	}

@@ -175,3 +175,37 @@ func TestConcurrentUse(t *testing.T) {
 		t.Errorf("%d in flight", n)
 	}
 }
+
+// Nobody reports the first token of an answer in one piece. Its worker must
+// not look stuck while it runs, and its prompt counts as cached afterwards.
+func TestWholeAnswers(t *testing.T) {
+	s := newScheduler(t, Settings{})
+	now := start
+	prompt := func(worker string) Candidate {
+		return Candidate{Worker: worker, Tokens: 2000, BlockSize: 16, Hashes: chain("whole", 125)}
+	}
+	first := s.Decide(now, Request{ID: "a", Whole: true}, []Candidate{prompt("w/0")})
+	ttft := first.Estimates[0].TTFT
+
+	// Long after its first token was due it still runs: no queue is left.
+	now = now.Add(ttft + 20*time.Second)
+	other := Candidate{Worker: "w/0", Tokens: 2000, BlockSize: 16, Hashes: chain("other", 125)}
+	if got := s.Decide(now, Request{}, []Candidate{other}).Estimates[0]; got.InFlight != 1 || got.Wait > 100*time.Millisecond {
+		t.Errorf("beside a running whole answer: got %d in flight and %v of wait, want 1 and at most a decode step", got.InFlight, got.Wait)
+	}
+
+	// One that ends before it was due has been computed as well.
+	s.Done(now, "a", Outcome{OK: true, CachedTokens: -1, OutputTokens: 1})
+	s.Decide(now, Request{ID: "b", Whole: true}, []Candidate{{Worker: "v/0", Tokens: 2000, BlockSize: 16, Hashes: chain("whole", 125)}})
+	now = now.Add(time.Millisecond)
+	s.Done(now, "b", Outcome{OK: true, CachedTokens: -1, OutputTokens: 1})
+	if got := s.Decide(now, Request{}, []Candidate{prompt("v/0")}).Estimates[0]; got.Anticipated < 1900 {
+		t.Errorf("right after a whole answer: %d tokens of its prompt count as cached, want all of about 2000", got.Anticipated)
+	}
+	// One that failed has not.
+	s.Decide(now, Request{ID: "c", Whole: true}, []Candidate{prompt("u/0")})
+	s.Done(now, "c", Outcome{CachedTokens: -1, OutputTokens: -1})
+	if got := s.Decide(now, Request{}, []Candidate{prompt("u/0")}).Estimates[0]; got.Anticipated != 0 {
+		t.Errorf("after a failure: %d tokens count as cached, want none", got.Anticipated)
+	}
+}

@@ -45,6 +45,9 @@ type Request struct {
 	Connection string
 	// MaxTokens limits the output; 0 means no limit.
 	MaxTokens int
+	// Whole says that the answer comes in one piece. No first token will be
+	// reported then, and the ledger takes it for granted when it is due.
+	Whole bool
 }
 
 // Candidate is a worker that could serve the request, with the prompt as that
@@ -220,7 +223,7 @@ func (s *Scheduler) Moved(now time.Time, id, worker string) {
 	if w := s.workers[worker]; w != nil {
 		c.Class = w.class
 	}
-	r := Request{ID: id, MaxTokens: e.maxTokens}
+	r := Request{ID: id, MaxTokens: e.maxTokens, Whole: e.whole}
 	var est Estimate
 	s.estimate(t, &r, &c, &est)
 	s.book(t, &r, &est)
@@ -250,6 +253,9 @@ func (s *Scheduler) Done(now time.Time, id string, o Outcome) {
 	t := s.clock(now)
 	s.expire(t)
 	if e := s.entries[id]; e != nil {
+		if e.whole && e.first == 0 && o.OK {
+			s.begin(t, e) // the answer is there, so the prompt was computed
+		}
 		s.learnOutcome(e, o)
 		s.remove(t, e)
 	}

@@ -215,7 +215,7 @@ func (x *exchange) route(exclude []string) ([]*routerv1.Endpoint, *openai.Error)
 	defer cancel()
 	connection, _ := x.r.Context().Value(connKey{}).(string)
 	request := &routerv1.RouteRequest{
-		RequestId: x.id, Model: x.req.Model, MaxTokens: uint32(x.req.MaxTokens), Connection: connection, Exclude: exclude,
+		RequestId: x.id, Model: x.req.Model, MaxTokens: uint32(x.req.MaxTokens), Connection: connection, Exclude: exclude, Whole: !x.req.Stream,
 		Prompts: make([]*routerv1.Prompt, len(x.prompts)),
 	}
 	for i := range x.prompts {

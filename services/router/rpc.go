@@ -72,6 +72,7 @@ func (s *server) route(ctx context.Context, req *routerv1.RouteRequest) (*router
 	now := s.now()
 	d := s.scheduler.Decide(now, schedule.Request{
 		ID: req.RequestId, Tenant: req.Tenant, Model: req.Model, Connection: req.Connection, MaxTokens: int(min(req.MaxTokens, 1<<30)),
+		Whole: req.Whole,
 	}, candidates(now, live, prompts, matches))
 
 	chosen := live[d.Order[0]]

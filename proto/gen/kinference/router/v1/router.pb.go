@@ -91,7 +91,9 @@ type RouteRequest struct {
 	// Names the client's connection; only the per-connection baseline reads it.
 	Connection string `protobuf:"bytes,6,opt,name=connection,proto3" json:"connection,omitempty"`
 	// Workers that have failed this request already.
-	Exclude       []string `protobuf:"bytes,7,rep,name=exclude,proto3" json:"exclude,omitempty"`
+	Exclude []string `protobuf:"bytes,7,rep,name=exclude,proto3" json:"exclude,omitempty"`
+	// The answer comes in one piece: no first token will be reported.
+	Whole         bool `protobuf:"varint,8,opt,name=whole,proto3" json:"whole,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -173,6 +175,13 @@ func (x *RouteRequest) GetExclude() []string {
 		return x.Exclude
 	}
 	return nil
+}
+
+func (x *RouteRequest) GetWhole() bool {
+	if x != nil {
+		return x.Whole
+	}
+	return false
 }
 
 // Prompt is the request as one profile's tokenizer and template see it.
@@ -1632,7 +1641,7 @@ var File_kinference_router_v1_router_proto protoreflect.FileDescriptor
 
 const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\n" +
-	"!kinference/router/v1/router.proto\x12\x14kinference.router.v1\x1a\x1egoogle/protobuf/duration.proto\"\xec\x01\n" +
+	"!kinference/router/v1/router.proto\x12\x14kinference.router.v1\x1a\x1egoogle/protobuf/duration.proto\"\x82\x02\n" +
 	"\fRouteRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
@@ -1644,7 +1653,8 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\n" +
 	"connection\x18\x06 \x01(\tR\n" +
 	"connection\x12\x18\n" +
-	"\aexclude\x18\a \x03(\tR\aexclude\"\x9e\x01\n" +
+	"\aexclude\x18\a \x03(\tR\aexclude\x12\x14\n" +
+	"\x05whole\x18\b \x01(\bR\x05whole\"\x9e\x01\n" +
 	"\x06Prompt\x12\x18\n" +
 	"\aprofile\x18\x01 \x01(\tR\aprofile\x12\x16\n" +
 	"\x06tokens\x18\x02 \x01(\rR\x06tokens\x12\x1d\n" +
