@@ -1,0 +1,41 @@
+package catalog_test
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
+	"github.com/kinference/kinference/services/ingress/internal/catalog"
+)
+
+func TestNew(t *testing.T) {
+	v := catalog.New(&routerv1.Catalog{
+		Version: 7,
+		Models: []*routerv1.Model{
+			{Name: "z", Root: "z", Profiles: []string{"p", "gone"}, MaxModelLen: 100},
+			{Name: "a", Root: "z", Profiles: []string{"l"}},
+			{Name: "lonely"},
+		},
+		Profiles: []*routerv1.Profile{
+			{Id: "p", WorkerSet: "n/s", UpstreamModel: "z", TokenizerPath: "/m", PassTokenIds: true, BlockSize: 16, MaxModelLen: 100},
+			{Id: "l", WorkerSet: "n/none", UpstreamModel: "a", Lora: "a"},
+		},
+		Workers: []*routerv1.Worker{{Uid: "1", WorkerSet: "n/s", Url: "http://1/"}, {Uid: "2", WorkerSet: "n/s", Url: "http://2"}},
+	})
+	p := &catalog.Profile{ID: "p", UpstreamModel: "z", TokenizerPath: "/m", PassTokenIDs: true, BlockSize: 16, MaxModelLen: 100, Workers: []string{"http://1", "http://2"}}
+	want := []*catalog.Model{
+		{Name: "a", Root: "z", Adapter: true, Profiles: []*catalog.Profile{{ID: "l", UpstreamModel: "a", LoRA: "a"}}},
+		{Name: "lonely"},
+		{Name: "z", Root: "z", MaxModelLen: 100, Profiles: []*catalog.Profile{p}},
+	}
+	if diff := cmp.Diff(want, v.Models); diff != "" || v.Version != 7 {
+		t.Errorf("version %d %s", v.Version, diff)
+	}
+	if v.Model("z") != v.Models[2] || v.Model("Z") != nil || v.Model("") != nil {
+		t.Error("look-ups by name are wrong")
+	}
+	if empty := catalog.New(nil); len(empty.Models) != 0 || empty.Model("x") != nil {
+		t.Error("no catalog is not an empty one")
+	}
+}
