@@ -99,6 +99,7 @@ type Worker struct {
 	faults *faults
 
 	background sync.WaitGroup // restarts asked for over HTTP
+	ending     sync.Mutex     // held while a life ends
 
 	mu      sync.Mutex
 	life    *life  // nil: not running
@@ -233,7 +234,10 @@ func (w *Worker) end(grace time.Duration) {
 	w.stop(grace)
 }
 
+// stop ends the life, if there is one. Who comes second waits for the first.
 func (w *Worker) stop(grace time.Duration) {
+	w.ending.Lock()
+	defer w.ending.Unlock()
 	w.mu.Lock()
 	l := w.life
 	w.life = nil
