@@ -27,10 +27,6 @@ func TestTraceThroughAllServices(t *testing.T) {
 		}
 		resp.Body.Close()
 	}
-	// The tracker is asked once the block size is known.
-	e.eventually("block size is known", func() bool {
-		return e.explain(e.chat(req{text: words(6, 200), max: 1})).Candidates[0].MatchedTokens > 0
-	})
 	ask()
 	t.Cleanup(func() {
 		for _, s := range spans.GetSpans() {
