@@ -16,6 +16,7 @@ import (
 
 	"github.com/kinference/kinference/cmd/stack"
 	"github.com/kinference/kinference/internal/rpc"
+	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
 	"github.com/kinference/kinference/test/bench/load"
 	"github.com/kinference/kinference/test/bench/wall"
@@ -24,7 +25,7 @@ import (
 // Control is a running control plane.
 type Control struct {
 	URL    string
-	Router routerv1connect.RouterServiceClient
+	router routerv1connect.RouterServiceClient
 	stack  *stack.Stack
 	dir    string
 	cancel context.CancelFunc
@@ -55,7 +56,7 @@ func (t *tail) String() string {
 }
 
 // readyTimeout is how long a control plane may take to serve.
-const readyTimeout = 30 * time.Second
+var readyTimeout = 30 * time.Second
 
 // Start starts all services in front of what write describes, and
 // returns once a request gets through. scale is the fleet's time scale.
@@ -81,7 +82,7 @@ func (c *Control) start(ctx context.Context, scale float64, seed uint64, write f
 		return err
 	}
 	c.URL = c.stack.URL()
-	c.Router = rpc.Client(ctx, c.stack.RouterURL(), routerv1connect.NewRouterServiceClient)
+	c.router = rpc.Client(ctx, c.stack.RouterURL(), routerv1connect.NewRouterServiceClient)
 	ready, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	if err = c.stack.WaitReady(ready); err != nil {
@@ -93,6 +94,15 @@ func (c *Control) start(ctx context.Context, scale float64, seed uint64, write f
 	return wall.WaitServing(ready, c.URL, func(ctx context.Context) error {
 		return client.Do(ctx, load.Request{URL: c.URL + "/v1/chat/completions", Body: body}).Err
 	})
+}
+
+// Explain returns the router's record of a recent decision.
+func (c *Control) Explain(ctx context.Context, requestID string) (*routerv1.Decision, error) {
+	res, err := c.router.Explain(ctx, &routerv1.ExplainRequest{RequestId: requestID})
+	if err != nil {
+		return nil, err
+	}
+	return res.Decision, nil
 }
 
 // Stop stops the services and removes their files.

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/kinference/kinference/internal/fleetsim/engine"
-	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/test/bench/control"
 	"github.com/kinference/kinference/test/bench/load"
 	"github.com/kinference/kinference/test/bench/overhead"
@@ -208,13 +207,7 @@ func traceOnce(ctx context.Context, text *wall.Text, trace []workload.TraceReque
 	defer fleet.Stop()
 	options := wall.TraceOptions{Stretch: o.stretch}
 	route, stop, err := routeOf(ctx, fleet, policy, o.seed, func(c *control.Control) {
-		options.Explain = func(ctx context.Context, id string) (*routerv1.Decision, error) {
-			res, err := c.Router.Explain(ctx, &routerv1.ExplainRequest{RequestId: id})
-			if err != nil {
-				return nil, err
-			}
-			return res.Decision, nil
-		}
+		options.Explain = c.Explain
 	})
 	if err != nil {
 		return report.TraceResult{}, err
