@@ -58,7 +58,7 @@ func newMetrics(m metric.Meter) (*metrics, error) {
 		return h
 	}
 	s := &metrics{
-		requests:    counter("kinference.ingress.requests", "{request}", "Requests by route, model and answered status; status 499 is a client that left."),
+		requests:    counter("kinference.ingress.requests", "{request}", "Requests by route, model, answered status (499: the client left) and outcome: ok, canceled, failed or refused. A stream that breaks has status 200 and outcome failed."),
 		duration:    seconds("gen_ai.server.request.duration", "Time from the request's last byte to the answer's.", durationBuckets),
 		firstToken:  seconds("gen_ai.server.time_to_first_token", "Time from the request's last byte to the first content written.", firstBuckets),
 		perToken:    seconds("gen_ai.server.time_per_output_token", "Time per output token after the first one.", perTokenBuckets),
@@ -97,7 +97,7 @@ func (m *metrics) answered(ctx context.Context, x *exchange) {
 	}
 	set := metric.WithAttributeSet(attribute.NewSet(attribute.String("gen_ai.operation.name", operation), attribute.String("gen_ai.request.model", x.label)))
 	now := time.Now()
-	m.requests.Add(ctx, 1, metric.WithAttributes(attribute.String("route", x.req.Route.Path()), attribute.String("model", x.label), attribute.String("status", strconv.Itoa(x.status))))
+	m.requests.Add(ctx, 1, metric.WithAttributes(attribute.String("route", x.req.Route.Path()), attribute.String("model", x.label), attribute.String("status", strconv.Itoa(x.status)), attribute.String("outcome", x.outcomeWord())))
 	m.duration.Record(ctx, now.Sub(x.began).Seconds(), set)
 	r := &x.result
 	if r.Sent.IsZero() {

@@ -371,3 +371,20 @@ func (x *exchange) outcome() routerv1.Outcome {
 	}
 	return routerv1.Outcome_OUTCOME_FAILED
 }
+
+// outcomeWord is the outcome for metrics, which know refused requests as well.
+func (x *exchange) outcomeWord() string {
+	switch {
+	case x.status == statusLeft:
+		return "canceled"
+	case x.status >= 400 && x.status < 500:
+		return "refused"
+	}
+	switch x.outcome() {
+	case routerv1.Outcome_OUTCOME_OK:
+		return "ok"
+	case routerv1.Outcome_OUTCOME_CANCELED:
+		return "canceled"
+	}
+	return "failed"
+}
