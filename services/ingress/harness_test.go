@@ -179,6 +179,11 @@ type env struct {
 // its alias "chat" and the adapter "sql".
 func start(t testing.TB, change func(*ingress.Config, *routerv1.Catalog)) *env {
 	t.Helper()
+	return startIn(t, daemon.Settings{}, change)
+}
+
+func startIn(t testing.TB, settings daemon.Settings, change func(*ingress.Config, *routerv1.Catalog)) *env {
+	t.Helper()
 	r := &router{t: t, changed: make(chan struct{}), reported: make(chan struct{}), catalog: &routerv1.Catalog{
 		Version: 1,
 		Models: []*routerv1.Model{
@@ -203,7 +208,8 @@ func start(t testing.TB, change func(*ingress.Config, *routerv1.Catalog)) *env {
 		change(&svc.Config, r.catalog)
 	}
 
-	shell, err := daemon.NewShell(context.Background(), daemon.Settings{DrainTimeout: 2 * time.Second})
+	settings.DrainTimeout = 2 * time.Second
+	shell, err := daemon.NewShell(context.Background(), settings)
 	if err != nil {
 		t.Fatal(err)
 	}
