@@ -35,7 +35,7 @@ func TestIndexEqualsTheFleet(t *testing.T) {
 		}
 		return n
 	}
-	const perRound = 17_000
+	const perRound = 19_000
 	var total uint64
 	start := time.Now()
 	round := func(what string, between func()) {
