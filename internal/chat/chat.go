@@ -115,13 +115,17 @@ func newTemplate(standard, toolUse string, special map[string]string) (*Template
 		if c.source == "" {
 			continue
 		}
-		template, err := jinja.Compile(ownFilters(printParts(c.source)))
+		parts, err := segments(c.source)
+		if err != nil {
+			return nil, fmt.Errorf("compile chat template: %w", err)
+		}
+		template, err := jinja.Compile(rewrite(parts))
 		if err != nil {
 			return nil, fmt.Errorf("compile chat template: %w", err)
 		}
 		*c.into = &compiled{
 			template:  template,
-			parts:     loopsOverContent(c.source),
+			parts:     loopsOverContent(parts),
 			developer: strings.Contains(c.source, `'developer'`) || strings.Contains(c.source, `"developer"`),
 		}
 	}

@@ -138,3 +138,61 @@ func TestNoTemplate(t *testing.T) {
 		t.Errorf("gpt-oss: got error %v, want ErrNoTemplate", err)
 	}
 }
+
+// TestSnippets renders small templates, one for each thing that chat templates do. templates are compared with Hugging Face's Jinja
+// for JavaScript, python with what Jinja itself prints where the JavaScript one does not (True, not true). deviating are the
+// known differences from Jinja, which go unnoticed in every template seen so far; refused do not compile.
+func TestSnippets(t *testing.T) {
+	var file struct {
+		Variables map[string]json.RawMessage
+		Templates []string
+		Python    map[string]string
+		Deviating []struct{ Template, Python, Ours string }
+		Refused   []string
+	}
+	var golden []string
+	for name, into := range map[string]any{"snippets.json": &file, "snippets.golden.json": &golden} {
+		data, err := os.ReadFile(filepath.Join("testdata", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(data, into); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := file.Python
+	for i, source := range file.Templates {
+		want[source] = golden[i]
+	}
+	for _, d := range file.Deviating {
+		if want[d.Template] = d.Ours; d.Ours == d.Python {
+			t.Errorf("%s deviates no longer", d.Template)
+		}
+	}
+	messages := file.Variables["messages"]
+	delete(file.Variables, "messages")
+	kwargs, err := json.Marshal(file.Variables)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for source, want := range want {
+		tmpl, err := chat.Parse(source, nil)
+		if err != nil {
+			t.Errorf("%s: %v", source, err)
+			continue
+		}
+		got, err := tmpl.Render(chat.Request{Messages: messages, Kwargs: kwargs})
+		if err != nil {
+			t.Errorf("%s: %v", source, err)
+		} else if got != want {
+			t.Errorf("%s\n got %q\nwant %q", source, got, want)
+		}
+	}
+	for _, source := range file.Refused {
+		if tmpl, err := chat.Parse(source, nil); err == nil {
+			if got, err := tmpl.Render(chat.Request{Messages: messages, Kwargs: kwargs}); err == nil {
+				t.Errorf("%s renders %q, want it refused", source, got)
+			}
+		}
+	}
+}

@@ -1,55 +1,168 @@
 package chat
 
 import (
+	"fmt"
 	"regexp"
+	"slices"
 	"strings"
+	"unicode"
 )
 
-// tag is one {{ expression }} or {% statement %} of a template: source[start:end] lies between its delimiters.
-type tag struct {
-	statement  bool
-	start, end int
+// segmentKind says what a segment of a template is.
+type segmentKind int
+
+const (
+	plain      segmentKind = iota // text, which is printed
+	expression                    // {{ ... }}
+	statement                     // {% ... %}
+)
+
+// segment is a piece of a template: text as it is printed, or the code of a tag without its delimiters and white-space marks.
+type segment struct {
+	kind segmentKind
+	text string
 }
 
-// tags finds the tags of a template. It knows as much of Jinja as the compiler's own scanner: comments are skipped, and
-// delimiters in string literals do not count.
-func tags(source string) []tag {
-	var all []tag
-	for i := 0; i+1 < len(source); i++ {
-		if source[i] != '{' {
-			continue
+// segments cuts a template up by the rules of Jinja's lexer with the options that transformers sets: trim_blocks (a line break behind
+// a statement or comment goes), lstrip_blocks (so does the indentation before one that starts its line), and one line break at the
+// end of the source. The library has rules of its own, which look past the neighbouring tag and so drop line breaks that
+// Jinja prints; it never sees white space outside of string literals.
+func segments(source string) ([]segment, error) {
+	source = strings.ReplaceAll(strings.ReplaceAll(source, "\r\n", "\n"), "\r", "\n")
+	source = strings.TrimSuffix(source, "\n")
+	var all []segment
+	text := func(s string) {
+		if s != "" {
+			all = append(all, segment{plain, s})
 		}
-		t := tag{start: i + 2}
-		closer := ""
-		switch source[i+1] {
-		case '{':
-			closer = "}}"
-		case '%':
-			closer = "%}"
-			t.statement = true
-		case '#':
-			n := strings.Index(source[i:], "#}")
-			if n < 0 {
-				return all
-			}
-			i += n + 1
-			continue
-		default:
-			continue
-		}
-		j := t.start
-		for j < len(source) && !strings.HasPrefix(source[j:], closer) {
-			if c := source[j]; c == '\'' || c == '"' {
-				j = literalEnd(source, j)
-				continue
-			}
-			j++
-		}
-		t.end = min(j, len(source))
-		all = append(all, t)
-		i = t.end + 1
 	}
-	return all
+	lineStart := true // what was consumed last ended a line
+	for len(source) > 0 {
+		open := tagStart(source)
+		before := source[:open]
+		source = source[open:]
+		if source == "" {
+			text(before)
+			break
+		}
+		kind := source[1]
+		source = source[2:]
+		switch {
+		case strings.HasPrefix(source, "-"):
+			before = strings.TrimRightFunc(before, unicode.IsSpace)
+			source = source[1:]
+		case strings.HasPrefix(source, "+"):
+			source = source[1:]
+		case kind != '{':
+			before = withoutIndent(before, lineStart)
+		}
+		text(before)
+
+		code, rest, ok := tagBody(source, kind)
+		if !ok {
+			return nil, fmt.Errorf("tag {%c%.40s is not closed", kind, source)
+		}
+		if kind == '%' && strings.TrimSpace(strings.Trim(code, "-+")) == "raw" {
+			if code, source, lineStart, ok = rawBlock(rest, code); !ok {
+				return nil, fmt.Errorf("raw block is not closed")
+			}
+			text(code)
+			continue
+		}
+		code, source, lineStart = closeTag(code, rest, kind)
+		switch kind {
+		case '{':
+			all = append(all, segment{expression, code})
+		case '%':
+			all = append(all, segment{statement, code})
+		}
+	}
+	return all, nil
+}
+
+// tagStart returns the offset of the first tag in s, or len(s).
+func tagStart(s string) int {
+	for i := 0; i+1 < len(s); i++ {
+		if s[i] == '{' && (s[i+1] == '{' || s[i+1] == '%' || s[i+1] == '#') {
+			return i
+		}
+	}
+	return len(s)
+}
+
+// withoutIndent takes the indentation off the end of the text before a statement or comment that starts its line.
+func withoutIndent(s string, lineStart bool) string {
+	line := strings.LastIndexByte(s, '\n') + 1
+	if (line > 0 || lineStart) && strings.TrimSpace(s[line:]) == "" {
+		return s[:line]
+	}
+	return s
+}
+
+// tagBody splits the source behind a tag's opening at its closing, which may not stand in a string literal or among open brackets.
+// The code keeps a mark at its end; rest starts behind the closing; ok is false if there is none.
+func tagBody(s string, kind byte) (code, rest string, ok bool) {
+	if kind == '#' {
+		return strings.Cut(s, "#}")
+	}
+	closing := "%}"
+	if kind == '{' {
+		closing = "}}"
+	}
+	depth := 0
+	for i := 0; i < len(s); {
+		if depth == 0 && strings.HasPrefix(s[i:], closing) {
+			return s[:i], s[i+2:], true
+		}
+		switch s[i] {
+		case '\'', '"':
+			i = literalEnd(s, i)
+			continue
+		case '(', '[', '{':
+			depth++
+		case ')', ']', '}':
+			depth--
+		}
+		i++
+	}
+	return s, "", false
+}
+
+// closeTag takes the mark off the end of a tag's code, and off the source behind it what the mark or trim_blocks takes. lineStart reports
+// whether that ended a line.
+func closeTag(code, rest string, kind byte) (body, after string, lineStart bool) {
+	after = rest
+	switch {
+	case strings.HasSuffix(code, "-"):
+		code = code[:len(code)-1]
+		after = strings.TrimLeftFunc(rest, unicode.IsSpace)
+	case strings.HasSuffix(code, "+") && kind != '{':
+		code = code[:len(code)-1]
+	case kind != '{':
+		after = strings.TrimPrefix(rest, "\n")
+	}
+	taken := rest[:len(rest)-len(after)]
+	return code, after, strings.HasSuffix(taken, "\n")
+}
+
+var endRaw = regexp.MustCompile(`\{%([-+]?)\s*endraw\s*([-+]?)%\}`)
+
+// rawBlock returns the text of a raw block, behind whose opening tag (with this code) s starts, and what follows the block.
+func rawBlock(s, code string) (text, rest string, lineStart, ok bool) {
+	_, s, lineStart = closeTag(code, s, '%')
+	at := endRaw.FindStringSubmatchIndex(s)
+	if at == nil {
+		return "", "", false, false
+	}
+	text = s[:at[0]]
+	switch s[at[2]:at[3]] {
+	case "-":
+		text = strings.TrimRightFunc(text, unicode.IsSpace)
+	case "":
+		text = withoutIndent(text, lineStart)
+	}
+	_, rest, lineStart = closeTag(s[at[4]:at[5]], s[at[1]:], '%')
+	return text, rest, lineStart, true
 }
 
 // literalEnd returns the end of the string literal that starts at i.
@@ -63,38 +176,165 @@ func literalEnd(s string, i int) int {
 	return min(i+1, len(s))
 }
 
-var tojsonFilter = regexp.MustCompile(`(\|\s*)tojson\b`)
-
-// ownFilters makes a template use this package's filters in place of the library's, which cannot be replaced.
-func ownFilters(source string) string {
+// rewrite returns the template that the library gets in place of a model's: the same output, but text stands in string literals, sums
+// are printed part by part, and filters are ours where the library's differ.
+func rewrite(all []segment) string {
 	var b strings.Builder
-	done := 0
-	for _, t := range tags(source) {
-		b.WriteString(source[done:t.start])
-		for i := t.start; i < t.end; {
-			quote := strings.IndexAny(source[i:t.end], `'"`)
-			code := t.end
-			if quote >= 0 {
-				code = i + quote
+	names := setInLoops(all)
+	for i, s := range all {
+		switch s.kind {
+		case plain:
+			b.WriteString(`{{ "`)
+			b.WriteString(strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s.text))
+			b.WriteString(`" }}`)
+		case expression:
+			for _, part := range printParts(s.text) {
+				b.WriteString("{{ ")
+				writeCode(&b, part)
+				b.WriteString(" }}")
 			}
-			b.WriteString(tojsonFilter.ReplaceAllString(source[i:code], "${1}"+tojsonName))
-			if i = code; i < t.end {
-				end := min(literalEnd(source, i), t.end)
-				b.WriteString(source[i:end])
-				i = end
+		case statement:
+			for _, name := range names[i] {
+				fmt.Fprintf(&b, "{%% set kinference_%d_%s = %s %%}", i, name, name)
+			}
+			b.WriteString("{% ")
+			writeCode(&b, s.text)
+			b.WriteString(" %}")
+			for _, name := range names[i] {
+				fmt.Fprintf(&b, "{%% set %s = kinference_%d_%s %%}", name, i, name)
 			}
 		}
-		done = t.end
 	}
-	b.WriteString(source[done:])
 	return b.String()
 }
 
-const tojsonName = "kinference_tojson"
+var (
+	firstWord  = regexp.MustCompile(`^\s*(\w+)`)
+	forTargets = regexp.MustCompile(`^\s*for\s+([\w\s,()]+?)\s+in\b`)
+	identifier = regexp.MustCompile(`\w+`)
+	setName    = regexp.MustCompile(`^\s*set\s+(\w+)\s*(?:=|$)`)
+)
+
+// setInLoops returns, for each for statement by its index, the variables that its body sets. In Jinja each turn of a loop starts with
+// what they are outside; the library keeps them from turn to turn unless they are set back.
+func setInLoops(all []segment) map[int][]string {
+	names := make(map[int][]string)
+	var open []int // statements with a scope of their own
+	for i, s := range all {
+		if s.kind != statement {
+			continue
+		}
+		word := firstWord.FindStringSubmatch(s.text)
+		if word == nil {
+			continue
+		}
+		switch word[1] {
+		case "for", "macro", "call":
+			open = append(open, i)
+		case "endfor", "endmacro", "endcall":
+			if len(open) > 0 {
+				open = open[:len(open)-1]
+			}
+		case "set":
+			m := setName.FindStringSubmatch(s.text)
+			if m == nil || len(open) == 0 {
+				continue
+			}
+			loop := open[len(open)-1]
+			head := forTargets.FindStringSubmatch(all[loop].text)
+			if head == nil || slices.Contains(names[loop], m[1]) || slices.Contains(identifier.FindAllString(head[1], -1), m[1]) {
+				continue // no loop, known, or the loop's own variable, which each turn sets anew
+			}
+			names[loop] = append(names[loop], m[1])
+		}
+	}
+	return names
+}
 
 var (
-	setStatement = regexp.MustCompile(`^-?\s*set\s+(\w+)\s*=\s*(.*?)\s*-?$`)
-	forStatement = regexp.MustCompile(`(?s)^-?\s*for\s+(\w+)\s+in\s+(.*?)\s*-?$`)
+	tojsonFilter = regexp.MustCompile(`(\|\s*)tojson\b`)
+	braces       = strings.NewReplacer("}}", "} }", "%}", "% }")
+)
+
+const tojsonName = "kinference_tojson"
+
+// writeCode writes a tag's code with this package's filters, and so that the library does not take brackets in it for the tag's end.
+func writeCode(b *strings.Builder, code string) {
+	code = strings.TrimSpace(code)
+	for code != "" {
+		literal := strings.IndexAny(code, `'"`)
+		if literal < 0 {
+			literal = len(code)
+		}
+		b.WriteString(braces.Replace(braces.Replace(tojsonFilter.ReplaceAllString(code[:literal], "${1}"+tojsonName))))
+		code = code[literal:]
+		if code != "" {
+			end := literalEnd(code, 0)
+			b.WriteString(code[:end])
+			code = code[end:]
+		}
+	}
+}
+
+// printParts returns the expressions that an expression may be printed as, one after the other: the operands of 'text' + a + b, for
+// which the library would copy a long message once for every operand. A sum that starts with text is the text of each
+// operand, joined. Any expression with an operator that binds looser than + is left whole.
+func printParts(code string) []string {
+	whole := []string{code}
+	var operands []string
+	depth, from := 0, 0
+	for i := 0; i < len(code); {
+		switch c := code[i]; c {
+		case '\'', '"':
+			i = literalEnd(code, i)
+			continue
+		case '(', '[', '{':
+			depth++
+		case ')', ']', '}':
+			depth--
+		case '+':
+			if depth == 0 {
+				operands = append(operands, code[from:i])
+				from = i + 1
+			}
+		default:
+			if depth == 0 && looser[wordAt(code, i)] {
+				return whole
+			}
+		}
+		i += len(wordAt(code, i))
+	}
+	if operands == nil {
+		return whole
+	}
+	operands = append(operands, code[from:])
+	for i, o := range operands {
+		o = strings.TrimSpace(o)
+		if o == "" || i == 0 && (o[0] != '\'' && o[0] != '"' || literalEnd(o, 0) != len(o)) {
+			return whole
+		}
+	}
+	return operands
+}
+
+// looser holds what may make + not the outermost operator of an expression.
+var looser = map[string]bool{
+	"-": true, "~": true, "<": true, ">": true, "=": true, "!": true,
+	"if": true, "else": true, "and": true, "or": true, "not": true, "in": true, "is": true,
+}
+
+// wordAt returns the identifier or number at s[i], or the one character there.
+func wordAt(s string, i int) string {
+	end := i
+	for end < len(s) && (s[end] == '_' || '0' <= s[end] && s[end] <= '9' || 'a' <= s[end]|0x20 && s[end]|0x20 <= 'z') {
+		end++
+	}
+	return s[i:max(end, i+1)]
+}
+
+var (
+	setStatement = regexp.MustCompile(`(?s)^\s*set\s+(\w+)\s*=\s*(.*?)\s*$`)
+	forStatement = regexp.MustCompile(`(?s)^\s*for\s+(\w+)\s+in\s+(.*?)\s*$`)
 	// A variable or one of its keys, perhaps sliced, filtered or tested.
 	access = regexp.MustCompile(`(?s)^(\w+)(?:\.(\w+)|\[\s*(?:'(\w+)'|"(\w+)")\s*\])?(?:\s*\[[^\]]*:[^\]]*\])*(?:\s*\|.*|\s+is\s.*)?$`)
 )
@@ -102,19 +342,18 @@ var (
 // loopsOverContent reports whether a template walks through a message's content parts, so that vLLM gives it content in OpenAI's
 // list form ("openai" format) and not flattened to a string. Like vLLM it follows assignments from messages without regard to
 // scope.
-func loopsOverContent(source string) bool {
+func loopsOverContent(all []segment) bool {
 	type step struct{ name, variable, key string } // name takes its value, or its loop's items, from variable[key]
 	var sets, loops []step
-	for _, t := range tags(source) {
-		if !t.statement {
+	for _, t := range all {
+		if t.kind != statement {
 			continue
 		}
-		text := source[t.start:t.end]
 		for _, s := range []struct {
 			re   *regexp.Regexp
 			into *[]step
 		}{{setStatement, &sets}, {forStatement, &loops}} {
-			m := s.re.FindStringSubmatch(text)
+			m := s.re.FindStringSubmatch(t.text)
 			if m == nil {
 				continue
 			}
@@ -123,18 +362,15 @@ func loopsOverContent(source string) bool {
 			}
 		}
 	}
-	closure := func(start map[string]bool) map[string]bool {
-		for changed := true; changed; {
-			changed = false
-			for _, s := range sets {
-				if s.key == "" && start[s.variable] && !start[s.name] {
-					start[s.name], changed = true, true
-				}
+	messages := map[string]bool{"messages": true}
+	for changed := true; changed; {
+		changed = false
+		for _, s := range sets {
+			if s.key == "" && messages[s.variable] && !messages[s.name] {
+				messages[s.name], changed = true, true
 			}
 		}
-		return start
 	}
-	messages := closure(map[string]bool{"messages": true})
 	message := make(map[string]bool)
 	for _, l := range loops {
 		if l.key == "" && messages[l.variable] {
@@ -147,84 +383,4 @@ func loopsOverContent(source string) bool {
 		}
 	}
 	return false
-}
-
-// printParts turns {{ 'text' + a + b }} into {{ 'text' }}{{ a }}{{ b }}, for which the library does not copy a long message once for
-// every operand. The two print the same: a sum that starts with text is the text of each operand, joined. Any expression with an
-// operator that binds looser than + stays as it is.
-func printParts(source string) string {
-	var b strings.Builder
-	done := 0
-	for _, t := range tags(source) {
-		if t.statement {
-			continue
-		}
-		operands := sumOfTexts(source[t.start:t.end])
-		if operands == nil {
-			continue
-		}
-		b.WriteString(source[done:t.start])
-		b.WriteString(strings.Join(operands, "}}{{"))
-		done = t.end
-	}
-	b.WriteString(source[done:])
-	return b.String()
-}
-
-// looser matches what may make + not the outermost operator of an expression.
-var looser = regexp.MustCompile(`[-~<>=!]|\b(?:if|else|and|or|not|in|is)\b`)
-
-// sumOfTexts returns the operands of an expression that is a sum whose first operand is a string literal, with the tag's marks
-// for white space at its ends; nil if it is anything else.
-func sumOfTexts(expression string) []string {
-	inner := strings.TrimSuffix(strings.TrimPrefix(expression, "-"), "-")
-	if trimmed := strings.TrimSpace(inner); trimmed == "" || trimmed[0] != '\'' && trimmed[0] != '"' {
-		return nil
-	}
-	var operands []string
-	depth, from := 0, 0
-	for i := 0; i < len(expression); {
-		switch c := expression[i]; c {
-		case '\'', '"':
-			i = literalEnd(expression, i)
-			continue
-		case '(', '[', '{':
-			depth++
-		case ')', ']', '}':
-			depth--
-		case '+':
-			if depth == 0 {
-				operands = append(operands, expression[from:i])
-				from = i + 1
-			}
-		default:
-			edge := c == '-' && (i == 0 || i == len(expression)-1)
-			if depth == 0 && !edge && looser.MatchString(wordAt(expression, i)) {
-				return nil
-			}
-		}
-		i += len(wordAt(expression, i))
-	}
-	if len(operands) == 0 {
-		return nil
-	}
-	operands = append(operands, expression[from:])
-	for i, o := range operands {
-		if strings.TrimSpace(strings.Trim(o, "-")) == "" {
-			return nil
-		}
-		if i > 0 && strings.HasPrefix(o, "-") || i < len(operands)-1 && strings.HasSuffix(o, "-") {
-			return nil // would read as a mark for white space
-		}
-	}
-	return operands
-}
-
-// wordAt returns the identifier or number at s[i], or the one character there.
-func wordAt(s string, i int) string {
-	end := i
-	for end < len(s) && (s[end] == '_' || '0' <= s[end] && s[end] <= '9' || 'a' <= s[end]|0x20 && s[end]|0x20 <= 'z') {
-		end++
-	}
-	return s[i:max(end, i+1)]
 }
