@@ -235,11 +235,8 @@ func TestConnection(t *testing.T) {
 }
 
 func TestHTTP2(t *testing.T) {
-	e := start(t, nil).ready()
+	e := start(t, nil).ready().http2()
 	e.router.routes(newWorker(t, "w", answers(roleChunk(), textChunk("a"), usageChunk, doneEvent)))
-	var p http.Protocols
-	p.SetUnencryptedHTTP2(true)
-	e.client.Transport = &http.Transport{Protocols: &p}
 	resp, body := e.post(chatPath, chatRequest(true, ""))
 	if want := renamed(roleChunk() + textChunk("a") + doneEvent); resp.ProtoMajor != 2 || body != want {
 		t.Errorf("%s: %q", resp.Proto, body)
