@@ -234,6 +234,15 @@ func (t *Template) Render(req Request) (prompt string, err error) {
 	return prompt, nil
 }
 
+// filters are the ones that rewrite puts in place of the library's, and print for what {{ }} prints.
+var filters = map[string]jinja.Value{
+	"tojson": jinja.NewCallable("tojson", tojson),
+	"map":    jinja.NewCallable("map", mapFilter),
+	"trim":   jinja.NewCallable("trim", trim),
+	"string": jinja.NewCallable("string", asString),
+	"print":  jinja.NewCallable("print", asString),
+}
+
 // variables returns the template's variables other than messages: special tokens, then chat_template_kwargs, then what the request
 // says itself.
 func (t *Template) variables(req *Request) (map[string]jinja.Value, error) {
@@ -241,7 +250,9 @@ func (t *Template) variables(req *Request) (map[string]jinja.Value, error) {
 	for name, token := range t.special {
 		vars[name] = jinja.NewString(token)
 	}
-	vars[tojsonName] = jinja.NewCallable("tojson", tojson)
+	for name, filter := range filters {
+		vars[ours+name] = filter
+	}
 	vars["tools"], vars["documents"] = jinja.None(), jinja.None()
 	if len(req.Kwargs) > 0 {
 		kwargs, err := decode(req.Kwargs)
@@ -256,7 +267,10 @@ func (t *Template) variables(req *Request) (map[string]jinja.Value, error) {
 				switch name {
 				case "chat_template", "tokenize":
 					return nil, clientError("Found unexpected chat template kwargs from request: {'%s'}", name)
-				case "messages", "conversation", tojsonName:
+				case "messages", "conversation":
+					return nil, clientError("chat_template_kwargs must not set %s", name)
+				}
+				if strings.HasPrefix(name, ours) {
 					return nil, clientError("chat_template_kwargs must not set %s", name)
 				}
 				vars[name] = kwargs.AsDict().Data[name]

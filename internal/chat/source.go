@@ -188,20 +188,27 @@ func rewrite(all []segment) string {
 			b.WriteString(strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s.text))
 			b.WriteString(`" }}`)
 		case expression:
-			for _, part := range printParts(s.text) {
+			parts := printParts(s.text)
+			for _, part := range parts {
 				b.WriteString("{{ ")
-				writeCode(&b, part)
+				if literal := strings.TrimSpace(part); len(parts) > 1 || literal != "" && (literal[0] == '\'' || literal[0] == '"') {
+					writeCode(&b, part) // text, or what only text can be added to
+				} else {
+					b.WriteByte('(')
+					writeCode(&b, part)
+					b.WriteString(") | " + ours + "print")
+				}
 				b.WriteString(" }}")
 			}
 		case statement:
 			for _, name := range names[i] {
-				fmt.Fprintf(&b, "{%% set kinference_%d_%s = %s %%}", i, name, name)
+				fmt.Fprintf(&b, "{%% set %s%d_%s = %s %%}", ours, i, name, name)
 			}
 			b.WriteString("{% ")
 			writeCode(&b, s.text)
 			b.WriteString(" %}")
 			for _, name := range names[i] {
-				fmt.Fprintf(&b, "{%% set %s = kinference_%d_%s %%}", name, i, name)
+				fmt.Fprintf(&b, "{%% set %s = %s%d_%s %%}", name, ours, i, name)
 			}
 		}
 	}
@@ -252,11 +259,12 @@ func setInLoops(all []segment) map[int][]string {
 }
 
 var (
-	tojsonFilter = regexp.MustCompile(`(\|\s*)tojson\b`)
-	braces       = strings.NewReplacer("}}", "} }", "%}", "% }")
+	ourFilter = regexp.MustCompile(`(\|\s*)(tojson|map|trim|string)\b`)
+	braces    = strings.NewReplacer("}}", "} }", "%}", "% }")
 )
 
-const tojsonName = "kinference_tojson"
+// ours starts the names of this package's variables and filters in a template.
+const ours = "kinference_"
 
 // writeCode writes a tag's code with this package's filters, and so that the library does not take brackets in it for the tag's end.
 func writeCode(b *strings.Builder, code string) {
@@ -266,7 +274,7 @@ func writeCode(b *strings.Builder, code string) {
 		if literal < 0 {
 			literal = len(code)
 		}
-		b.WriteString(braces.Replace(braces.Replace(tojsonFilter.ReplaceAllString(code[:literal], "${1}"+tojsonName))))
+		b.WriteString(braces.Replace(braces.Replace(ourFilter.ReplaceAllString(code[:literal], "${1}"+ours+"$2"))))
 		code = code[literal:]
 		if code != "" {
 			end := literalEnd(code, 0)
