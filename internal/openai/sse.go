@@ -147,10 +147,6 @@ func (r *Reader) Fill() error {
 	return nil
 }
 
-// Pending reports whether part of an event is in memory, so that the stream's
-// end now would cut it.
-func (r *Reader) Pending() bool { return r.start < len(r.buf) }
-
 func (r *Reader) compact() {
 	d := r.start
 	n := copy(r.buf, r.buf[d:])

@@ -273,7 +273,9 @@ func TestClientLeaves(t *testing.T) {
 // A client that does not read holds up its own worker, without memory growing,
 // and is dropped after a while.
 func TestSlowClient(t *testing.T) {
-	e := start(t, func(c *ingress.Config, _ *routerv1.Catalog) { c.WriteTimeout = 200 * time.Millisecond }).ready()
+	e := start(t, func(c *ingress.Config, _ *routerv1.Catalog) {
+		c.WriteTimeout, c.IdleTimeout = 400*time.Millisecond, 200*time.Millisecond
+	}).ready()
 	left := make(chan struct{})
 	sent := 0
 	e.router.routes(newWorker(t, "w", func(w http.ResponseWriter, r *http.Request) {

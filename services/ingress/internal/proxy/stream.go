@@ -47,6 +47,9 @@ func (a *attempt) stream(w http.ResponseWriter, resp *http.Response) {
 			break
 		}
 		s.now = time.Now()
+		if a.r.Committed && !s.failed {
+			a.timer.Stop() // a slow client is not the worker's fault
+		}
 	}
 	if s.done {
 		a.arm(linger, errLinger)
