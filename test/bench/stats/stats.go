@@ -29,6 +29,8 @@ type Sample struct {
 // Run is what one run measured.
 type Run struct {
 	Samples []Sample // in order of completion
+	// FirstError is why the first request that failed did; "" if none failed.
+	FirstError string
 }
 
 // Summary holds the published metrics of one run, or their means over seeds.
@@ -43,11 +45,20 @@ type Summary struct {
 	Hit      float64
 	Requests int
 	Failed   int
+	// FirstError is one of the reasons, for people.
+	FirstError string
+}
+
+// Failure notes a request's error, of which the first is kept.
+func (r *Run) Failure(err error) {
+	if r.FirstError == "" && err != nil {
+		r.FirstError = err.Error()
+	}
 }
 
 // Summarise computes a run's metrics over its measured requests.
 func (r Run) Summarise() Summary {
-	var s Summary
+	s := Summary{FirstError: r.FirstError}
 	var ttft, e2e []float64
 	var prompt, cached, lastSent float64
 	warm := 0.0
@@ -106,6 +117,9 @@ func Average(runs []Summary) Summary {
 	for _, r := range runs {
 		s.Requests += r.Requests
 		s.Failed += r.Failed
+		if s.FirstError == "" {
+			s.FirstError = r.FirstError
+		}
 	}
 	return s
 }

@@ -1,6 +1,7 @@
 package stats
 
 import (
+	"errors"
 	"math"
 	"testing"
 
@@ -30,8 +31,10 @@ func TestSummarise(t *testing.T) {
 		r.Samples = append(r.Samples, Sample{Index: i, Measured: i >= 2, Sent: float64(i), TTFT: .5, E2E: 2, Prompt: 100, Cached: 25})
 	}
 	r.Samples[5].Failed = true
+	r.Failure(errors.New("busy"))
+	r.Failure(errors.New("later"))
 	got := r.Summarise()
-	want := Summary{TTFT50: .5, TTFT90: .5, TTFT99: .5, TTFTMean: .5, E2E50: 2, E2E99: 2, RPS: .9, Hit: .25, Requests: 10, Failed: 1}
+	want := Summary{TTFT50: .5, TTFT90: .5, TTFT99: .5, TTFTMean: .5, E2E50: 2, E2E99: 2, RPS: .9, Hit: .25, Requests: 10, Failed: 1, FirstError: "busy"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Summarise (-want +got):\n%s", diff)
 	}

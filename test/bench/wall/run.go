@@ -238,6 +238,7 @@ func (r *runner) done(stream, connection int, s stats.Sample, got load.Response)
 	defer r.mu.Unlock()
 	r.connections[connection] = false
 	r.out.Samples = append(r.out.Samples, s)
+	r.out.Failure(got.Err)
 	if r.sc.Turns > 1 {
 		r.loop.Answered(stream, answer)
 	}

@@ -113,6 +113,7 @@ func RunTrace(ctx context.Context, text *Text, trace []workload.TraceRequest, fl
 			reuse.Requests++
 			if got.Err != nil {
 				reuse.Failed++
+				run.Failure(got.Err)
 				run.Samples = append(run.Samples, s)
 				return
 			}

@@ -81,10 +81,24 @@ func runWall(ctx context.Context, o wallOptions, progress io.Writer) ([]report.P
 				return nil, err
 			}
 			pairs = append(pairs, report.Pair{Scenario: sc.Name, Policy: policy, Wall: run.Summarise(), Virtual: ref.Summarise()})
-			fmt.Fprintf(progress, "%s %s: %.0f s\n", sc.Name, policy, time.Since(start).Seconds())
+			fmt.Fprintf(progress, "%s %s: %.0f s%s\n", sc.Name, policy, time.Since(start).Seconds(), failures(run))
 		}
 	}
 	return pairs, nil
+}
+
+// failures says how many requests of a run failed, and why the first did.
+func failures(run stats.Run) string {
+	if run.FirstError == "" {
+		return ""
+	}
+	n := 0
+	for _, s := range run.Samples {
+		if s.Failed {
+			n++
+		}
+	}
+	return fmt.Sprintf("; %d requests failed, the first one with: %s", n, run.FirstError)
 }
 
 func wallOnce(ctx context.Context, text *wall.Text, sc workload.Scenario, o wallOptions, policy string) (stats.Run, error) {
@@ -194,7 +208,11 @@ func runTrace(ctx context.Context, o traceOptions, progress io.Writer) ([]report
 			return nil, "", fmt.Errorf("%s: %w", policy, err)
 		}
 		results = append(results, r)
-		fmt.Fprintf(progress, "trace %s: %.0f s\n", policy, time.Since(start).Seconds())
+		fmt.Fprintf(progress, "trace %s: %.0f s", policy, time.Since(start).Seconds())
+		if r.Reuse.Failed > 0 {
+			fmt.Fprintf(progress, "; %d requests failed, the first one with: %s", r.Reuse.Failed, r.Summary.FirstError)
+		}
+		fmt.Fprintln(progress)
 	}
 	return results, source, nil
 }
