@@ -189,13 +189,14 @@ var longPool = sync.Pool{New: func() any { return new(longScratch) }}
 const (
 	dead         = math.MaxUint32
 	keepScratch  = 1 << 17 // symbols, 3 MB; larger scratch goes to the garbage collector
-	maxLongBytes = 1 << 30 // positions are int32
+	maxLongBytes = 4 << 20 // bytes of one word merged at once: bounds the scratch to 112 MB
 )
 
 // mergeLong is mergeShort in n log n by a heap over a linked list. steps counts heap operations, for tests.
 func (b *bpe) mergeLong(dst []uint32, word string) (ids []uint32, steps int) {
-	for len(word) > maxLongBytes { // unreachable by any request: bodies are bounded far below
-		dst, steps = b.mergeLong(dst, word[:maxLongBytes])
+	for len(word) > maxLongBytes {
+		// The one place where ids may differ from the reference's, by a few at the cut: in a word of more than 4 MiB.
+		dst, _ = b.mergeLong(dst, word[:maxLongBytes])
 		word = word[maxLongBytes:]
 	}
 	n := len(word)
