@@ -14,6 +14,7 @@ import (
 func TestPrefixCacheIsExact(t *testing.T) {
 	for _, name := range append([]string{"model"}, real...) {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			tok := load(t, name)
 			cache := tokens.NewPrefixCache(tok, 1<<20) // too small for the corpus: it evicts
 			all := strings.Join(texts()[:100], "")

@@ -98,9 +98,13 @@ var texts = sync.OnceValue(corpus.Texts)
 // TestGolden compares every id of the corpus with Hugging Face's own tokenizers; test/interop/tokens/regen.sh wrote the goldens.
 func TestGolden(t *testing.T) {
 	for _, name := range append([]string{"model"}, real...) {
-		t.Run(name, func(t *testing.T) { checkGolden(t, name, load(t, name)) })
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			checkGolden(t, name, load(t, name))
+		})
 	}
 	t.Run("qwen3_marks", func(t *testing.T) {
+		t.Parallel()
 		tok, err := loadChanged(t, "qwen3", func(file map[string]any) {
 			split := file["pre_tokenizer"].(map[string]any)["pretokenizers"].([]any)[0].(map[string]any)
 			pattern := split["pattern"].(map[string]any)

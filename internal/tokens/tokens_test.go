@@ -13,6 +13,7 @@ import (
 func TestDecode(t *testing.T) {
 	for _, name := range append([]string{"model"}, real...) {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			tok := load(t, name)
 			for i, text := range texts() {
 				if name != "model" && i%3 != 0 {
@@ -101,6 +102,7 @@ func TestAddSpecial(t *testing.T) {
 		"deepseek_v3": "<｜begin▁of▁sentence｜>hi", // from tokenizer_config.json
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			tok := load(t, name)
 			if got := tok.Decode(tok.Encode(nil, "hi", true)); got != want {
 				t.Errorf("got %q, want %q", got, want)
