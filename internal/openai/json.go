@@ -109,6 +109,9 @@ func (o *Object) Parse(text []byte, depth int) error {
 	if depth <= 0 {
 		depth = DefaultDepth
 	}
+	if o.members == nil { // most bodies have no more members than this
+		o.members, o.keys = make([]member, 0, 16), make([]member, 0, 16)
+	}
 	o.raw, o.members, o.keys = text, o.members[:0], o.keys[:0]
 	s := scanner{text: text, depth: depth, keys: o.keys, top: &o.members}
 	i := s.space(0)

@@ -98,7 +98,7 @@ func Watch(ctx context.Context, log *slog.Logger, client Client, update func(*Vi
 		if time.Since(began) > most {
 			delay = least
 		}
-		log.Warn("catalog stream ended", "err", err, "retry_in", delay)
+		log.Warn("catalog stream ended", "err", err, "retry_in", delay.String())
 		select {
 		case <-ctx.Done():
 		case <-time.After(delay/2 + rand.N(delay)):

@@ -55,7 +55,7 @@ func (a *asker) ask(ctx context.Context, set *Settings, r *openai.Request, p *ca
 		}
 		a.pause[mode] = time.Now().Add(set.Retry)
 		a.mu.Unlock()
-		set.Log.Info("worker does not tell token ids", "profile", p.ID, "mode", string(mode), "status", status, "err", err, "retry_in", set.Retry)
+		set.Log.Info("worker does not tell token ids", "profile", p.ID, "mode", string(mode), "status", status, "err", err, "retry_in", set.Retry.String())
 	}
 	return nil, Approximate
 }

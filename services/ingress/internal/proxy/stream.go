@@ -139,18 +139,19 @@ func (s *stream) pass(raw []byte, content bool) {
 		s.held = append(s.held, raw...)
 		return
 	}
-	if !s.r.Committed && content {
+	first := !s.r.Committed && content
+	if first {
 		s.r.Chunks = 1
 		s.r.FirstContent, s.r.LastContent = s.now, s.now
-		if s.c.OnFirst != nil {
-			s.c.OnFirst(s.now.Sub(s.r.Sent))
-		}
 	}
 	s.commit()
 	s.out.write(raw)
-	if s.r.FirstWritten.IsZero() && !s.r.FirstContent.IsZero() {
+	if first {
 		if s.out.flush() == nil {
 			s.r.FirstWritten = time.Now()
+		}
+		if s.c.OnFirst != nil { // after the client has it
+			s.c.OnFirst(s.r.FirstContent.Sub(s.r.Sent))
 		}
 	}
 }
