@@ -102,6 +102,7 @@ func TestRouterAway(t *testing.T) {
 		done(q, "a", func() { free = true })
 		done(q, "b", nil)
 		time.Sleep(time.Minute) // of the bubble
+		synctest.Wait()
 		if free || len(p.list()) > 0 {
 			t.Error("reported to nobody")
 		}
@@ -112,6 +113,7 @@ func TestRouterAway(t *testing.T) {
 		}
 		p.set(nil)
 		time.Sleep(5 * time.Second)
+		synctest.Wait()
 		if diff := cmp.Diff([]string{"a", "b"}, p.list()); diff != "" || !free || *lost != 0 {
 			t.Errorf("free %v, lost %d %s", free, *lost, diff)
 		}
@@ -127,6 +129,7 @@ func TestLosses(t *testing.T) {
 		for range more {
 			done(q, "x", func() { freed++ })
 		}
+		synctest.Wait()
 		if *lost != 10 || freed != 10 {
 			t.Errorf("lost %d, freed %d of a full queue", *lost, freed)
 		}
