@@ -30,6 +30,15 @@ const (
 	KindResume Kind = "resume"
 )
 
+// Reasons of a clear that a reader acts on; the others are for people.
+const (
+	// ReasonGone: the worker left the catalog.
+	ReasonGone = "gone"
+	// ReasonUnverified: without replay nobody knows what was published before
+	// the relay listened, First included.
+	ReasonUnverified = "unverified"
+)
+
 // Headers of a KV message, beside the server's own message id.
 const (
 	headerKind   = "Kin-Kind"
@@ -63,7 +72,7 @@ type KVMessage struct {
 	// Decoding sets them to parts of its input.
 	Payloads [][]byte
 	// Reason says why (clear and suspend): a constant word such as "gap",
-	// "restart", "reset", "gone". Up to 32 bytes of the same characters.
+	// "restart", "reset", ReasonGone. Up to 32 bytes of the same characters.
 	Reason string
 	// Digest names the engine's own bytes of the batch Last, or, in other kinds,
 	// of the batch before First. A relay that starts compares it with what the

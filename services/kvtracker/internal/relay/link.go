@@ -19,16 +19,16 @@ import (
 
 // Reasons of clears and suspends.
 const (
-	reasonStart        = "start"        // first sight of this worker
-	reasonRestart      = "restart"      // another engine process answers
-	reasonUnverified   = "unverified"   // no replay tells what was missed
-	reasonGap          = "gap"          // replay does not fill a gap
-	reasonOverrun      = "overrun"      // the replay buffer starts too late
-	reasonOversize     = "oversize"     // a batch does not fit into a message
-	reasonStream       = "stream"       // the stream was lost
-	reasonGone         = "gone"         // the worker left the catalog
-	reasonDisconnected = "disconnected" // the connection is down
-	reasonBackwards    = "backwards"    // the sequence went back
+	reasonStart        = "start"              // first sight of this worker
+	reasonRestart      = "restart"            // another engine process answers
+	reasonUnverified   = bus.ReasonUnverified // no replay tells what was missed
+	reasonGap          = "gap"                // replay does not fill a gap
+	reasonOverrun      = "overrun"            // the replay buffer starts too late
+	reasonOversize     = "oversize"           // a batch does not fit into a message
+	reasonStream       = "stream"             // the stream was lost
+	reasonGone         = bus.ReasonGone       // the worker left the catalog
+	reasonDisconnected = "disconnected"       // the connection is down
+	reasonBackwards    = "backwards"          // the sequence went back
 )
 
 const (

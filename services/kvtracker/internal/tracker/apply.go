@@ -67,13 +67,13 @@ func (t *Tracker) applyClear(ctx context.Context, id bus.Worker, m *bus.KVMessag
 	t.mu.Lock()
 	w, _, result := t.enter(id, m)
 	if result == "" {
-		w.started, w.next, w.complete, w.suspended = true, m.First, m.First == 0, false
+		w.started, w.next, w.complete, w.suspended = true, m.First, m.First == 0 && m.Reason != bus.ReasonUnverified, false
 	}
 	t.mu.Unlock()
 	switch {
 	case result != "":
 		return result
-	case m.Reason == "gone":
+	case m.Reason == bus.ReasonGone:
 		t.remove(w)
 	default:
 		t.clear(ctx, w, "relay")
