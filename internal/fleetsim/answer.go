@@ -277,7 +277,7 @@ func (a *answer) whole() {
 			list = append(list, t)
 		}
 		base.Choices = list
-		answerJSON(a.w, http.StatusOK, textResponse{response: base})
+		answerJSON(a.w, textResponse{response: base})
 		return
 	}
 	var list []chatChoice
@@ -292,7 +292,7 @@ func (a *answer) whole() {
 	if a.job.req.ReturnTokenIDs {
 		out.PromptTokenIDs = a.job.prompts[0]
 	}
-	answerJSON(a.w, http.StatusOK, out)
+	answerJSON(a.w, out)
 }
 
 // loadHeader reports the engine's load in the response, if the request asked.

@@ -22,8 +22,3 @@ func (c clock) now() float64 { return time.Since(c.start).Seconds() * c.scale }
 func (c clock) until(t float64) time.Duration {
 	return time.Duration(t/c.scale*1e9) - time.Since(c.start)
 }
-
-// wall converts a simulated duration in seconds.
-func (c clock) wall(seconds float64) time.Duration {
-	return time.Duration(seconds / c.scale * 1e9)
-}

@@ -133,7 +133,7 @@ func writeJSON(w http.ResponseWriter, status int, data []byte) {
 }
 
 // answerJSON answers with v, which always encodes.
-func answerJSON(w http.ResponseWriter, status int, v any) {
+func answerJSON(w http.ResponseWriter, v any) {
 	var b strings.Builder
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
@@ -141,7 +141,7 @@ func answerJSON(w http.ResponseWriter, status int, v any) {
 		writeError(w, vllm.Internal(err.Error()))
 		return
 	}
-	writeJSON(w, status, []byte(strings.TrimSuffix(b.String(), "\n")))
+	writeJSON(w, http.StatusOK, []byte(strings.TrimSuffix(b.String(), "\n")))
 }
 
 // served resolves the name of a model: the base model under any of its names,
@@ -210,7 +210,7 @@ func (l *life) models(w http.ResponseWriter, _ *http.Request) {
 		m.Parent = &c.Model
 		data = append(data, m)
 	}
-	answerJSON(w, http.StatusOK, map[string]any{"object": "list", "data": data})
+	answerJSON(w, map[string]any{"object": "list", "data": data})
 }
 
 func (l *life) health(w http.ResponseWriter, _ *http.Request) {
@@ -222,7 +222,7 @@ func (l *life) health(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (l *life) version(w http.ResponseWriter, _ *http.Request) {
-	answerJSON(w, http.StatusOK, map[string]string{"version": l.w.cfg.Version.String() + ".0"})
+	answerJSON(w, map[string]string{"version": l.w.cfg.Version.String() + ".0"})
 }
 
 func (l *life) load(w http.ResponseWriter, _ *http.Request) {
@@ -230,14 +230,14 @@ func (l *life) load(w http.ResponseWriter, _ *http.Request) {
 	if l.w.cfg.LoadTracking {
 		n = l.requests.Load()
 	}
-	answerJSON(w, http.StatusOK, map[string]int64{"server_load": n})
+	answerJSON(w, map[string]int64{"server_load": n})
 }
 
 // The development routes.
 
 func (l *life) resetPrefixCache(w http.ResponseWriter, r *http.Request) {
 	ok := l.resetAll(r.URL.Query().Get("reset_running_requests") == "true")
-	answerJSON(w, http.StatusOK, map[string]bool{"success": ok})
+	answerJSON(w, map[string]bool{"success": ok})
 }
 
 func (l *life) goToSleep(w http.ResponseWriter, r *http.Request) {
@@ -263,13 +263,13 @@ func (l *life) wakeUp(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (l *life) isSleeping(w http.ResponseWriter, _ *http.Request) {
-	answerJSON(w, http.StatusOK, map[string]bool{"is_sleeping": l.sleep.Load() > 0})
+	answerJSON(w, map[string]bool{"is_sleeping": l.sleep.Load() > 0})
 }
 
 // Our own routes.
 
 func (l *life) getFaults(w http.ResponseWriter, _ *http.Request) {
-	answerJSON(w, http.StatusOK, l.w.Faults())
+	answerJSON(w, l.w.Faults())
 }
 
 func (l *life) setFaults(w http.ResponseWriter, r *http.Request) {
@@ -279,11 +279,11 @@ func (l *life) setFaults(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	l.w.SetFaults(f)
-	answerJSON(w, http.StatusOK, f)
+	answerJSON(w, f)
 }
 
 func (l *life) wipe(w http.ResponseWriter, _ *http.Request) {
-	answerJSON(w, http.StatusOK, map[string]bool{"success": l.resetAll(true)})
+	answerJSON(w, map[string]bool{"success": l.resetAll(true)})
 }
 
 // restart answers first: it breaks every connection, this one too.
@@ -313,5 +313,5 @@ func (l *life) getStats(w http.ResponseWriter, _ *http.Request) {
 		}
 		out.Ranks = append(out.Ranks, s)
 	}
-	answerJSON(w, http.StatusOK, out)
+	answerJSON(w, out)
 }

@@ -46,7 +46,7 @@ func (l *life) tokenize(w http.ResponseWriter, r *http.Request) {
 			out.TokenStrs = append(out.TokenStrs, strings.ToValidUTF8(l.w.text.tokenizer.Token(id), "\ufffd"))
 		}
 	}
-	answerJSON(w, http.StatusOK, out)
+	answerJSON(w, out)
 }
 
 func notNil(ids []uint32) []uint32 {
@@ -69,7 +69,7 @@ func (l *life) detokenize(w http.ResponseWriter, r *http.Request) {
 		writeError(w, *e)
 		return
 	}
-	answerJSON(w, http.StatusOK, map[string]string{"prompt": l.w.text.tokenizer.Decode(req.Tokens)})
+	answerJSON(w, map[string]string{"prompt": l.w.text.tokenizer.Decode(req.Tokens)})
 }
 
 // generateRequest is what the render routes return: the body of
@@ -89,7 +89,7 @@ type generateRequest struct {
 
 func (l *life) renderChat(w http.ResponseWriter, r *http.Request) {
 	if j := l.render(w, r, true); j != nil {
-		answerJSON(w, http.StatusOK, j.generate(j.prompts[0], j.id))
+		answerJSON(w, j.generate(j.prompts[0], j.id))
 	}
 }
 
@@ -102,7 +102,7 @@ func (l *life) renderCompletions(w http.ResponseWriter, r *http.Request) {
 	for _, p := range j.prompts {
 		out = append(out, j.generate(p, j.id))
 	}
-	answerJSON(w, http.StatusOK, out)
+	answerJSON(w, out)
 }
 
 // render prepares a request without running it, and answers nil if it is bad.

@@ -82,12 +82,12 @@ func MediumOf(e *vllm.Event) Medium {
 type Removals uint8
 
 const (
-	// PerCopy: one physical copy went; the block stays while copies are left.
+	// PerCopy means that one physical copy went; the block stays while copies are left.
 	// This is what vLLM does. Each announcement counts as a copy, also those of
 	// blocks that are reused (vLLM's kv_cache_report_mode "full", per request):
 	// with these the index holds blocks too long, up to the bound of GPUBlocks.
 	PerCopy Removals = iota
-	// LastCopy: the last copy went (vLLM PR 55092, open).
+	// LastCopy means that the last copy went (vLLM PR 55092, open).
 	LastCopy
 )
 

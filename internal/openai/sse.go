@@ -102,7 +102,7 @@ func (r *Reader) Buffered() (Event, bool) {
 			return r.emit(next, false), true
 		}
 	}
-	if r.err == io.EOF && r.start < len(r.buf) {
+	if errors.Is(r.err, io.EOF) && r.start < len(r.buf) {
 		if r.line < len(r.buf) {
 			r.parse(r.line, len(r.buf))
 		}
@@ -116,7 +116,7 @@ func (r *Reader) Buffered() (Event, bool) {
 // the end of the stream it returns io.EOF once Buffered has given all.
 func (r *Reader) Fill() error {
 	if r.err != nil {
-		if r.err == io.EOF && r.start < len(r.buf) {
+		if errors.Is(r.err, io.EOF) && r.start < len(r.buf) {
 			return nil // Buffered hands out the cut event first
 		}
 		return r.err

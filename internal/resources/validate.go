@@ -75,7 +75,7 @@ func (c *checker) workerSet(s *v1alpha1.InferenceWorkerSetSpec) {
 	}
 	c.port("spec.port", s.Port)
 	if s.DataParallel != nil {
-		c.within("spec.dataParallel.ranks", s.DataParallel.Ranks, 0, maxRanks)
+		c.upTo("spec.dataParallel.ranks", s.DataParallel.Ranks, maxRanks)
 	}
 	c.endpoints(s)
 	c.models(s.Models)
@@ -96,7 +96,7 @@ func (c *checker) workerSet(s *v1alpha1.InferenceWorkerSetSpec) {
 		c.duration("spec.metrics.interval", m.Interval, 50*time.Millisecond, 5*time.Second)
 	}
 	if a := s.Accelerator; a != nil {
-		c.within("spec.accelerator.count", a.Count, 0, 1024)
+		c.upTo("spec.accelerator.count", a.Count, 1024)
 		if a.HourlyPrice != "" && !decimal.MatchString(a.HourlyPrice) {
 			c.errorf("spec.accelerator.hourlyPrice", "%q is not a decimal number", abbreviate(a.HourlyPrice))
 		}
@@ -229,7 +229,7 @@ func (c *checker) pool(s *v1alpha1.InferencePoolSpec) {
 		}
 		seen[id] = true
 		if d.Weight != nil {
-			c.within(at+".weight", *d.Weight, 0, 1_000_000)
+			c.upTo(at+".weight", *d.Weight, 1_000_000)
 			c.warnf(at+".weight", "weights are not supported yet: the predicted time to first token decides")
 		}
 	}
@@ -276,11 +276,11 @@ func (c *checker) objectives(list []v1alpha1.Objective) {
 	}
 }
 
-func (c *checker) port(field string, v int32) { c.within(field, v, 0, 65535) }
+func (c *checker) port(field string, v int32) { c.upTo(field, v, 65535) }
 
-func (c *checker) within(field string, v, lo, hi int32) {
-	if v < lo || v > hi {
-		c.errorf(field, "%d is not between %d and %d", v, lo, hi)
+func (c *checker) upTo(field string, v, most int32) {
+	if v < 0 || v > most {
+		c.errorf(field, "%d is not between 0 and %d", v, most)
 	}
 }
 

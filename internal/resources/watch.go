@@ -75,7 +75,7 @@ func (s *Source) Run(ctx context.Context) error {
 			if relevant(ev) {
 				quiet.Reset(debounce)
 			}
-		case <-w.Errors: // an overflow: something changed
+		case <-w.Errors: //nolint:errcheck // an overflow: something changed
 			quiet.Reset(debounce)
 		case <-quiet.C:
 			s.load()

@@ -122,7 +122,7 @@ func ServeHTTP(ctx context.Context, l net.Listener, srv *http.Server) error {
 		daemon.Logger(ctx).Warn("drain cut short", "err", err)
 		_ = srv.Close()
 	}
-	<-failed
+	<-failed //nolint:errcheck // always http.ErrServerClosed by now
 	return nil
 }
 

@@ -20,8 +20,8 @@ func (s *Scheduler) speed(class string) *Speed {
 	return s.speeds[""]
 }
 
-// estimate predicts the TTFT of r at c.
-func (s *Scheduler) estimate(t float64, r *Request, c *Candidate, est *Estimate) {
+// estimate predicts the TTFT at c.
+func (s *Scheduler) estimate(t float64, c *Candidate, est *Estimate) {
 	w := s.worker(c)
 	speed := s.speed(c.Class)
 	slow := s.slowness(w)

@@ -190,7 +190,7 @@ func (s *Scheduler) Decide(now time.Time, r Request, c []Candidate) Decision {
 	}
 	d.Estimates = make([]Estimate, len(c))
 	for i := range c {
-		s.estimate(t, &r, &c[i], &d.Estimates[i])
+		s.estimate(t, &c[i], &d.Estimates[i])
 	}
 	d.Order = make([]int, len(c))
 	for i := range d.Order {
@@ -225,7 +225,7 @@ func (s *Scheduler) Moved(now time.Time, id, worker string) {
 	}
 	r := Request{ID: id, MaxTokens: e.maxTokens, Whole: e.whole}
 	var est Estimate
-	s.estimate(t, &r, &c, &est)
+	s.estimate(t, &c, &est)
 	s.book(t, &r, &est)
 }
 

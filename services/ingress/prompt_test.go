@@ -331,7 +331,7 @@ func TestClientLeavesWhileAsking(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
-		_, err := e.begin(ctx, chatPath, chatRequest(false, "")) //nolint:bodyclose // the call fails
+		_, err := e.begin(ctx, chatPath, chatRequest(false, ""))
 		ended <- err
 	}()
 	await(t, "the question", begun)

@@ -168,7 +168,7 @@ func start(e *vllm.Event) kvhash.Hash {
 		lora = strconv.Itoa(int(e.LoRAID))
 	}
 	if len(e.ExtraKeys) > 0 {
-		_, texts := split(e, e.ExtraKeys[0])
+		texts := bare(e, e.ExtraKeys[0])
 		if n := len(texts); n > 0 {
 			salt = texts[n-1]
 		}
@@ -176,24 +176,23 @@ func start(e *vllm.Event) kvhash.Hash {
 	return kvhash.Root(lora, salt)
 }
 
-// split parts the extra keys of a block, the adapter's name taken away, into
-// those that are not bare strings and those that are.
-func split(e *vllm.Event, keys []vllm.ExtraKey) (others []vllm.ExtraKey, texts []string) {
+// bare returns the extra keys of a block that are bare strings, without the
+// adapter's name.
+func bare(e *vllm.Event, keys []vllm.ExtraKey) (texts []string) {
 	for i, k := range keys {
 		switch {
 		case k.HasOffset || k.Bytes != nil:
-			others = append(others, k)
 		case i == 0 && e.LoRAName != "" && k.Text == e.LoRAName:
 		default:
 			texts = append(texts, k.Text)
 		}
 	}
-	return others, texts
+	return texts
 }
 
 func chain(parent kvhash.Hash, e *vllm.Event, i int) kvhash.Hash {
 	if i < len(e.ExtraKeys) {
-		_, texts := split(e, e.ExtraKeys[i])
+		texts := bare(e, e.ExtraKeys[i])
 		if i == 0 && !e.HasParent && len(texts) > 0 {
 			texts = texts[:len(texts)-1] // the salt
 		}

@@ -225,7 +225,7 @@ func normalForms() []string {
 	}
 	for _, letters := range [][2]rune{{'A', 'Z'}, {'a', 'z'}, {0xC0, 0x17F}, {0x391, 0x3C9}, {0x410, 0x44F}, {0x1E00, 0x1EFF}, {0x1F00, 0x1FFC}} {
 		for r := letters[0]; r <= letters[1]; r++ {
-			for _, m := range []rune("\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030c\u0323\u0327\u0328\u0331\u0313\u0345") {
+			for _, m := range "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030c\u0323\u0327\u0328\u0331\u0313\u0345" {
 				add(string([]rune{r, m}))
 			}
 		}

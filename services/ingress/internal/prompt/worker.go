@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -46,7 +47,7 @@ func (a *asker) ask(ctx context.Context, set *Settings, r *openai.Request, p *ca
 		case status >= 400 && status < 500 && status != http.StatusNotFound && status != http.StatusMethodNotAllowed:
 			// The request is at fault; the worker that gets it will say so.
 			return nil, Approximate
-		case ctx.Err() != nil && context.Cause(ctx) == context.Canceled:
+		case ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled):
 			return nil, Approximate // the client left, which says nothing of the worker
 		}
 		a.mu.Lock()

@@ -190,7 +190,7 @@ func (a *attempt) run(w http.ResponseWriter) {
 func (a *attempt) arm(d time.Duration, cause error) {
 	if a.timer != nil {
 		a.timer.Stop()
-		if cause == a.cause {
+		if cause == a.cause { //nolint:errorlint // the very same sentinel is meant
 			a.timer.Reset(d)
 			return
 		}
@@ -207,14 +207,14 @@ func (a *attempt) fail(reason Reason, err error) {
 	if a.ctx.Err() == nil {
 		return
 	}
-	switch cause := context.Cause(a.ctx); cause {
-	case errFirstByte, errIdle:
+	switch cause := context.Cause(a.ctx); {
+	case errors.Is(cause, errFirstByte), errors.Is(cause, errIdle):
 		a.r.Reason, a.r.Cause = Timeout, cause
 		a.r.Err = openai.Server(http.StatusGatewayTimeout, openai.CodeTimeout, "The model server did not answer in time.")
-	case ErrTotal:
+	case errors.Is(cause, ErrTotal):
 		a.r.Reason, a.r.Cause, a.r.Retry = Timeout, cause, false
 		a.r.Err = openai.Server(http.StatusGatewayTimeout, openai.CodeTimeout, "The request took longer than allowed.")
-	case ErrStopping:
+	case errors.Is(cause, ErrStopping):
 		a.r.Reason, a.r.Cause, a.r.Retry = Closed, cause, false
 		a.r.Err = openai.Overloaded("The gateway is restarting. Send the request again.", time.Second)
 	default:

@@ -196,7 +196,7 @@ func (s *stream) ended(err error) {
 	if s.failed {
 		return
 	}
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		err = errEnd
 	}
 	s.fail(Closed, err)

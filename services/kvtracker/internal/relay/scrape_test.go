@@ -67,7 +67,7 @@ func TestScrape(t *testing.T) {
 	ready := func(r *kvtrackerv1.WorkerReport) bool { return r.GetReady() }
 	for _, tt := range []struct {
 		name      string
-		break_    func(*fakeHTTP)
+		broken    func(*fakeHTTP)
 		mend      func(*fakeHTTP)
 		otherRank func(*kvtrackerv1.WorkerReport) bool
 	}{
@@ -75,7 +75,7 @@ func TestScrape(t *testing.T) {
 		{"unhealthy", func(h *fakeHTTP) { h.health = 503 }, func(h *fakeHTTP) { h.health = 200 }, notReady},
 		{"stale metrics", func(h *fakeHTTP) { h.broken = true }, func(h *fakeHTTP) { h.broken = false }, notReady},
 	} {
-		h.set(tt.break_)
+		h.set(tt.broken)
 		reports.wait("a/0", notReady)
 		reports.wait("a/1", tt.otherRank)
 		h.set(tt.mend)
