@@ -15,11 +15,11 @@ import (
 	"time"
 
 	"github.com/kinference/kinference/cmd/stack"
+	"github.com/kinference/kinference/internal/bench/load"
+	"github.com/kinference/kinference/internal/bench/wall"
 	"github.com/kinference/kinference/internal/rpc"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
-	"github.com/kinference/kinference/test/bench/load"
-	"github.com/kinference/kinference/test/bench/wall"
 )
 
 // Control is a running control plane.

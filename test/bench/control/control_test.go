@@ -8,9 +8,9 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/kinference/kinference/internal/bench/wall"
+	"github.com/kinference/kinference/internal/bench/workload"
 	"github.com/kinference/kinference/internal/fleetsim/engine"
-	"github.com/kinference/kinference/test/bench/wall"
-	"github.com/kinference/kinference/test/bench/workload"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

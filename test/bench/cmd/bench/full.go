@@ -11,11 +11,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kinference/kinference/internal/bench/report"
+	"github.com/kinference/kinference/internal/bench/virtual"
+	"github.com/kinference/kinference/internal/bench/workload"
 	"github.com/kinference/kinference/internal/fleetsim/engine"
 	"github.com/kinference/kinference/internal/plot"
-	"github.com/kinference/kinference/test/bench/report"
-	"github.com/kinference/kinference/test/bench/virtual"
-	"github.com/kinference/kinference/test/bench/workload"
 )
 
 // full measures everything and rewrites the published tables. Each document
@@ -155,7 +155,7 @@ func (p *publisher) tokenizer() ([]report.Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	about := "Million bytes per second on one core, best of the passes within one second; texts of 1 MiB made from a seed (test/bench/tokenspeed)."
+	about := "Million bytes per second on one core, best of the passes within one second; texts of 1 MiB made from a seed (internal/bench/tokenspeed)."
 	for _, m := range missing {
 		about += "\nNot measured: " + m + "."
 	}

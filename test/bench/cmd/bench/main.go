@@ -23,11 +23,11 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kinference/kinference/internal/bench/report"
+	"github.com/kinference/kinference/internal/bench/tokenspeed"
+	"github.com/kinference/kinference/internal/bench/virtual"
+	"github.com/kinference/kinference/internal/bench/workload"
 	"github.com/kinference/kinference/internal/plot"
-	"github.com/kinference/kinference/test/bench/report"
-	"github.com/kinference/kinference/test/bench/tokenspeed"
-	"github.com/kinference/kinference/test/bench/virtual"
-	"github.com/kinference/kinference/test/bench/workload"
 )
 
 type command struct {

@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/kinference/kinference/test/bench/report"
-	"github.com/kinference/kinference/test/bench/virtual"
+	"github.com/kinference/kinference/internal/bench/report"
+	"github.com/kinference/kinference/internal/bench/virtual"
 )
 
 // quickStreams is a coarser sweep than the full one: its points lie around the

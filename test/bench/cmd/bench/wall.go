@@ -13,15 +13,15 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kinference/kinference/internal/bench/load"
+	"github.com/kinference/kinference/internal/bench/overhead"
+	"github.com/kinference/kinference/internal/bench/report"
+	"github.com/kinference/kinference/internal/bench/stats"
+	"github.com/kinference/kinference/internal/bench/virtual"
+	"github.com/kinference/kinference/internal/bench/wall"
+	"github.com/kinference/kinference/internal/bench/workload"
 	"github.com/kinference/kinference/internal/fleetsim/engine"
 	"github.com/kinference/kinference/test/bench/control"
-	"github.com/kinference/kinference/test/bench/load"
-	"github.com/kinference/kinference/test/bench/overhead"
-	"github.com/kinference/kinference/test/bench/report"
-	"github.com/kinference/kinference/test/bench/stats"
-	"github.com/kinference/kinference/test/bench/virtual"
-	"github.com/kinference/kinference/test/bench/wall"
-	"github.com/kinference/kinference/test/bench/workload"
 )
 
 // wallOptions are those of runs through the real stack.

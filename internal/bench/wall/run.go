@@ -7,14 +7,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kinference/kinference/internal/bench/load"
+	"github.com/kinference/kinference/internal/bench/stats"
+	"github.com/kinference/kinference/internal/bench/virtual"
+	"github.com/kinference/kinference/internal/bench/workload"
 	"github.com/kinference/kinference/internal/chat"
 	"github.com/kinference/kinference/internal/fleetsim/model"
 	"github.com/kinference/kinference/internal/schedule"
 	"github.com/kinference/kinference/internal/tokens"
-	"github.com/kinference/kinference/test/bench/load"
-	"github.com/kinference/kinference/test/bench/stats"
-	"github.com/kinference/kinference/test/bench/virtual"
-	"github.com/kinference/kinference/test/bench/workload"
 )
 
 // Text turns workloads' tokens to text and back, exactly: all tokens are whole

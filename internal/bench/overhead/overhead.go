@@ -21,9 +21,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kinference/kinference/internal/bench/load"
+	"github.com/kinference/kinference/internal/bench/stats"
 	"github.com/kinference/kinference/internal/fleetsim/model"
-	"github.com/kinference/kinference/test/bench/load"
-	"github.com/kinference/kinference/test/bench/stats"
 )
 
 // Direct names the path without anything between; added latencies are relative

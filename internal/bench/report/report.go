@@ -13,11 +13,11 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/kinference/kinference/internal/bench/stats"
+	"github.com/kinference/kinference/internal/bench/tokenspeed"
+	"github.com/kinference/kinference/internal/bench/virtual"
+	"github.com/kinference/kinference/internal/bench/workload"
 	"github.com/kinference/kinference/internal/plot"
-	"github.com/kinference/kinference/test/bench/stats"
-	"github.com/kinference/kinference/test/bench/tokenspeed"
-	"github.com/kinference/kinference/test/bench/virtual"
-	"github.com/kinference/kinference/test/bench/workload"
 )
 
 // NoGPU goes with every figure about latency or throughput of a fleet.

@@ -7,11 +7,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kinference/kinference/internal/bench/load"
+	"github.com/kinference/kinference/internal/bench/stats"
+	"github.com/kinference/kinference/internal/bench/workload"
 	"github.com/kinference/kinference/internal/kvhash"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
-	"github.com/kinference/kinference/test/bench/load"
-	"github.com/kinference/kinference/test/bench/stats"
-	"github.com/kinference/kinference/test/bench/workload"
 )
 
 // Reuse compares what was reused of a trace's prompts with what could have

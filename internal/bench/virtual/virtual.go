@@ -18,13 +18,13 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kinference/kinference/internal/bench/stats"
+	"github.com/kinference/kinference/internal/bench/workload"
 	"github.com/kinference/kinference/internal/fleetsim/engine"
 	"github.com/kinference/kinference/internal/kvhash"
 	"github.com/kinference/kinference/internal/kvindex"
 	"github.com/kinference/kinference/internal/schedule"
 	"github.com/kinference/kinference/internal/vllm"
-	"github.com/kinference/kinference/test/bench/stats"
-	"github.com/kinference/kinference/test/bench/workload"
 )
 
 // Kinference names the row of the scheduler's default policy in results,

@@ -5,8 +5,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kinference/kinference/test/bench/stats"
-	"github.com/kinference/kinference/test/bench/workload"
+	"github.com/kinference/kinference/internal/bench/stats"
+	"github.com/kinference/kinference/internal/bench/workload"
 )
 
 // scenario finds a built-in scenario.
@@ -158,7 +158,7 @@ func TestTrace(t *testing.T) {
 
 // One scenario with one policy: what a row of the table costs.
 //
-//	go test -bench Run ./test/bench/virtual
+//	go test -bench Run ./internal/bench/virtual
 func BenchmarkRun(b *testing.B) {
 	sc := scenario(b, "S1")
 	b.ReportAllocs()

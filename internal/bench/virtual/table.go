@@ -4,8 +4,8 @@ import (
 	"runtime"
 	"sync"
 
-	"github.com/kinference/kinference/test/bench/stats"
-	"github.com/kinference/kinference/test/bench/workload"
+	"github.com/kinference/kinference/internal/bench/stats"
+	"github.com/kinference/kinference/internal/bench/workload"
 )
 
 // Cell is what one policy did on one scenario, by seed.

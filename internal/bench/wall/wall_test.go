@@ -11,9 +11,9 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/kinference/kinference/internal/bench/load"
+	"github.com/kinference/kinference/internal/bench/workload"
 	"github.com/kinference/kinference/internal/fleetsim/engine"
-	"github.com/kinference/kinference/test/bench/load"
-	"github.com/kinference/kinference/test/bench/workload"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -3,10 +3,10 @@ package report
 import (
 	"fmt"
 
+	"github.com/kinference/kinference/internal/bench/overhead"
+	"github.com/kinference/kinference/internal/bench/stats"
+	"github.com/kinference/kinference/internal/bench/wall"
 	"github.com/kinference/kinference/internal/plot"
-	"github.com/kinference/kinference/test/bench/overhead"
-	"github.com/kinference/kinference/test/bench/stats"
-	"github.com/kinference/kinference/test/bench/wall"
 )
 
 // Pair is one policy on one scenario, in wall time and in virtual time.

@@ -10,12 +10,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kinference/kinference/internal/bench/overhead"
+	"github.com/kinference/kinference/internal/bench/stats"
+	"github.com/kinference/kinference/internal/bench/tokenspeed"
+	"github.com/kinference/kinference/internal/bench/virtual"
+	"github.com/kinference/kinference/internal/bench/wall"
 	"github.com/kinference/kinference/internal/plot"
-	"github.com/kinference/kinference/test/bench/overhead"
-	"github.com/kinference/kinference/test/bench/stats"
-	"github.com/kinference/kinference/test/bench/tokenspeed"
-	"github.com/kinference/kinference/test/bench/virtual"
-	"github.com/kinference/kinference/test/bench/wall"
 )
 
 var cells = []virtual.Cell{

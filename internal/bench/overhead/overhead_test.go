@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kinference/kinference/test/bench/load"
+	"github.com/kinference/kinference/internal/bench/load"
 )
 
 func TestRun(t *testing.T) {
