@@ -88,7 +88,7 @@ func (t *Tracker) clear(ctx context.Context, w *worker, reason string) {
 	t.index.Clear(w.id)
 	t.hide(w, false)
 	t.metrics.clear(ctx, reason)
-	t.hub.notify(w.id)
+	t.hub.notify(w.id, true)
 }
 
 func (t *Tracker) hide(w *worker, hidden bool) {
@@ -105,7 +105,7 @@ func (t *Tracker) applySuspend(id bus.Worker, m *bus.KVMessage) string {
 		return "stale"
 	}
 	w.suspended = m.Kind == bus.KindSuspend
-	t.hub.notify(w.id)
+	t.hub.notify(w.id, true)
 	return "applied"
 }
 

@@ -14,6 +14,7 @@ type hub struct {
 type watcher struct {
 	hub   *hub
 	wake  chan struct{} // holds one token while dirty is not empty
+	now   chan struct{} // holds one token after a change that cannot wait
 	dirty map[string]struct{}
 }
 
@@ -24,7 +25,7 @@ func (h *hub) watch() *watcher {
 	if h.watchers == nil {
 		h.watchers = map[*watcher]struct{}{}
 	}
-	w := &watcher{hub: h, wake: make(chan struct{}, 1), dirty: map[string]struct{}{}}
+	w := &watcher{hub: h, wake: make(chan struct{}, 1), now: make(chan struct{}, 1), dirty: map[string]struct{}{}}
 	h.watchers[w] = struct{}{}
 	return w
 }
@@ -35,16 +36,25 @@ func (w *watcher) close() {
 	delete(w.hub.watchers, w)
 }
 
-// notify marks a worker as changed.
-func (h *hub) notify(id string) {
+// notify marks a worker as changed. An urgent change, the loss of a cache, does
+// not wait for others to gather: until watchers know of it they count on what
+// is gone.
+func (h *hub) notify(id string, urgent bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for w := range h.watchers {
 		w.dirty[id] = struct{}{}
-		select {
-		case w.wake <- struct{}{}:
-		default:
+		signal(w.wake)
+		if urgent {
+			signal(w.now)
 		}
+	}
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
 	}
 }
 

@@ -22,7 +22,7 @@ func TestHubIsBounded(t *testing.T) {
 	var h hub
 	w := h.watch()
 	for i := range 10_000 {
-		h.notify(fmt.Sprint(i % 3))
+		h.notify(fmt.Sprint(i%3), false)
 	}
 	<-w.wake
 	ids := w.take()
@@ -31,7 +31,7 @@ func TestHubIsBounded(t *testing.T) {
 		t.Errorf("(-got +want):\n%s", diff)
 	}
 	w.close()
-	h.notify("4")
+	h.notify("4", false)
 	if len(w.take()) != 0 {
 		t.Error("a closed watcher is told")
 	}

@@ -123,6 +123,7 @@ func (t *Tracker) WatchWorkers(ctx context.Context, _ *kvtrackerv1.WatchWorkersR
 		case <-ctx.Done():
 			return nil
 		case <-pause.C:
+		case <-w.now:
 		}
 		if err := t.send(stream, w.take(), false); err != nil {
 			return err

@@ -180,7 +180,7 @@ func (t *Tracker) remove(w *worker) {
 	if t.workers[w.id] == w {
 		delete(t.workers, w.id)
 		t.index.Remove(w.id)
-		t.hub.notify(w.id)
+		t.hub.notify(w.id, false)
 	}
 }
 
@@ -227,7 +227,7 @@ func (t *Tracker) report(r *kvtrackerv1.WorkerReport) {
 		t.index.Configure(w.id, o)
 	}
 	w.ready = w.isReady(now)
-	t.hub.notify(w.id)
+	t.hub.notify(w.id, false)
 }
 
 // leave notes that a worker left and returns it if it is still known.
@@ -266,7 +266,7 @@ func (t *Tracker) look() (gone []*worker) {
 		ready := w.isReady(now)
 		if ready != w.ready || w.changed {
 			w.ready, w.changed = ready, false
-			t.hub.notify(w.id)
+			t.hub.notify(w.id, false)
 		}
 		if now.Sub(w.seen) > forgetAfter && now.Sub(t.reported) < staleAfter {
 			gone = append(gone, w)

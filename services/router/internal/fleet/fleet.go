@@ -56,6 +56,7 @@ type tracked struct {
 	State
 	set   string
 	epoch string
+	live  bool      // the index follows it
 	asOf  time.Time // of the sample behind it
 	heard bool      // in the listing of the present stream
 }
@@ -243,7 +244,7 @@ func (t *Table) Update(now time.Time, m *kvtrackerv1.WatchWorkersResponse) {
 		// Without a sample the tracker has heard its events but not its state:
 		// asOf stays zero, and a probe's word counts more.
 		tr := &tracked{set: w.WorkerSet, epoch: w.Epoch, heard: true}
-		tr.Ready = w.Ready
+		tr.Ready, tr.live = w.Ready, w.Index.GetLive()
 		tr.BlockSize, tr.TotalBlocks = int(w.BlockSize), int(min(w.TotalBlocks, 1<<40))
 		if l := w.Load; l != nil {
 			tr.Running, tr.Waiting, tr.KVUsage = l.Running, l.Waiting, l.KvUsage
@@ -255,7 +256,9 @@ func (t *Table) Update(now time.Time, m *kvtrackerv1.WatchWorkersResponse) {
 			changed = true
 			trouble = trouble || !tr.Ready
 		}
-		if old != nil && old.epoch != tr.epoch && old.epoch != "" {
+		// Another engine process, or a connection that was lost: it may have
+		// been that of another process.
+		if old != nil && old.epoch != "" && (old.epoch != tr.epoch || old.live && !tr.live) {
 			restarted = append(restarted, w.Worker)
 		}
 	}
