@@ -17,4 +17,8 @@ if [ ${#missing[@]} -gt 0 ]; then
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 fi
 scripts/fetch-tokenizers.sh
-(cd test/interop/openai && [ node_modules -nt package-lock.json ] || (cd test/interop/openai && npm ci --silent --no-audit --no-fund && touch node_modules))
+cd test/interop/openai
+if [ ! node_modules -nt package-lock.json ]; then
+  npm ci --silent --no-audit --no-fund
+  touch node_modules
+fi
