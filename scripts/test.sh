@@ -32,4 +32,3 @@ done
 
 say "tests with the race detector"
 go test -race -timeout 20m work
-say "done"

@@ -14,7 +14,9 @@ import (
 )
 
 // Exit codes: 1 for findings or failures, 2 for wrong usage.
-func main() {
+func main() { os.Exit(run()) }
+
+func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	root := &cobra.Command{
@@ -28,10 +30,11 @@ func main() {
 		fmt.Fprintln(os.Stderr, "kinfctl:", err)
 		var usage usageError
 		if errors.As(err, &usage) {
-			os.Exit(2)
+			return 2
 		}
-		os.Exit(1)
+		return 1
 	}
+	return 0
 }
 
 // usageError is a call that cannot be carried out as it stands.

@@ -16,7 +16,9 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func main() {
+func main() { os.Exit(run()) }
+
+func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
@@ -31,8 +33,9 @@ func main() {
 	root.AddCommand(serveCommand(), demoCommand())
 	if err := root.ExecuteContext(ctx); err != nil && !errors.Is(err, context.Canceled) {
 		fmt.Fprintln(os.Stderr, "kinference:", err)
-		os.Exit(1)
+		return 1
 	}
+	return 0
 }
 
 func version() string {

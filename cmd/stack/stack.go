@@ -91,8 +91,7 @@ func Start(ctx context.Context, o Options) (*Stack, error) {
 	s := &Stack{shell: shell, failed: make(chan error, 8), parts: map[string]*part{}, addrs: map[string]string{}, url: o.NATSURL}
 	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := s.start(o); err != nil {
-		s.Stop()
-		return nil, err
+		return nil, errors.Join(err, s.Stop())
 	}
 	return s, nil
 }

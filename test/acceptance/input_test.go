@@ -42,7 +42,7 @@ func TestBadInput(t *testing.T) {
 		{"unknown route", "/v1/nothing", `{}`, 404, "", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			r := e.post(nil, tc.path, tc.body)
+			r := e.post(t.Context(), tc.path, tc.body)
 			if r.status != tc.status {
 				t.Fatalf("got status %d, want %d: %.300s", r.status, tc.status, r.body)
 			}
