@@ -38,7 +38,7 @@ func (f *Fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, "vllm:num_requests_running%s 0\nvllm:num_requests_waiting%s 0\nvllm:kv_cache_usage_perc%s 0\n", label, label, label)
 		fmt.Fprintf(w, "vllm:cache_config_info{block_size=\"%d\",engine=\"0\",num_gpu_blocks=\"100000\"} 1\n", f.BlockSize)
 	case "/version":
-		io.WriteString(w, `{"version":"0.24.0"}`)
+		_, _ = io.WriteString(w, `{"version":"0.24.0"}`)
 	default: // /health, /ping
 	}
 }
@@ -81,5 +81,5 @@ func (f *Fake) complete(w http.ResponseWriter, r *http.Request) {
 	}
 	fmt.Fprintf(w, `data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":%q,"choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"length"}]}`+"\n\n", f.Model)
 	fmt.Fprintf(w, `data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":%q,"choices":[],"usage":{"prompt_tokens":1,"total_tokens":%d,"completion_tokens":%d}}`+"\n\n", f.Model, tokens+1, tokens)
-	io.WriteString(w, "data: [DONE]\n\n")
+	_, _ = io.WriteString(w, "data: [DONE]\n\n")
 }

@@ -133,7 +133,6 @@ type sim struct {
 	index       kvindex.Index
 	scheduler   *schedule.Scheduler
 	connections []bool // in use
-	outstanding int
 	out         stats.Run
 	err         error
 }

@@ -11,7 +11,6 @@ package wall
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -114,7 +113,7 @@ spec:
 // WaitServing waits until the gateway lists the model as one that it serves,
 // and answers a first request.
 func WaitServing(ctx context.Context, url string, probe func(ctx context.Context) error) error {
-	last := errors.New("not tried")
+	var last error
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {

@@ -55,9 +55,9 @@ func NewText() (*Text, error) {
 		for _, r := range roles {
 			messages = append(messages, load.Message{Role: r, Content: word})
 		}
-		data, err := json.Marshal(messages)
-		if err != nil {
-			panic(err) // strings always encode
+		data, e := json.Marshal(messages)
+		if e != nil {
+			panic(e) // strings always encode
 		}
 		text, e := template.Render(chat.Request{Messages: data, AddGenerationPrompt: true})
 		if e != nil {
