@@ -7,6 +7,7 @@ import (
 
 	"github.com/kinference/kinference/cmd/stack"
 	"github.com/kinference/kinference/internal/daemon"
+	"github.com/kinference/kinference/internal/resources"
 )
 
 func serveCommand() *cobra.Command {
@@ -23,6 +24,11 @@ picked up while serving, and a broken file keeps the last good state.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.LogLevel.UnmarshalText([]byte(level)); err != nil {
 				return fmt.Errorf("log-level: %w", err)
+			}
+			// A running router waits for its folder to be mended; whoever starts
+			// one by hand wants to hear of it now.
+			if _, problems := resources.Load(o.ConfigDir); problems.Err() != nil {
+				return fmt.Errorf("load %s: %w", o.ConfigDir, problems.Err())
 			}
 			o.Output = cmd.ErrOrStderr()
 			s, err := stack.Start(cmd.Context(), o)

@@ -62,13 +62,13 @@ func freeAddr(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// build builds binaries of the cmd module into a folder of the test.
+// build builds the binaries of packages into a folder of the test.
 func build(t *testing.T, names ...string) string {
 	t.Helper()
 	dir := t.TempDir()
 	args := []string{"build", "-o", dir + "/"}
 	for _, n := range names {
-		args = append(args, "github.com/kinference/kinference/cmd/"+n)
+		args = append(args, "github.com/kinference/kinference/"+n)
 	}
 	cmd := exec.Command("go", args...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -82,7 +82,7 @@ func build(t *testing.T, names ...string) string {
 // kinference in front of them, driven by curl and by the official OpenAI
 // client, and kinfctl to ask why.
 func TestServeInFrontOfExistingWorkers(t *testing.T) {
-	bin := build(t, "kinference", "fleetsim", "kinfctl")
+	bin := build(t, "cmd/kinference", "cmd/fleetsim", "cmd/kinfctl")
 	conf := t.TempDir()
 
 	fleet := run(t, filepath.Join(bin, "fleetsim"), "--workers", "3", "--time-scale", "50", "--profile", "l40s-plain16", "--model", modelName, "--print-config")
