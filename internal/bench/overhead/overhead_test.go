@@ -38,3 +38,20 @@ func TestCells(t *testing.T) {
 		t.Errorf("name %q", got)
 	}
 }
+
+func TestCapacity(t *testing.T) {
+	upstream := httptest.NewServer(&load.Fake{Model: "m", Interval: time.Millisecond})
+	defer upstream.Close()
+	o := Options{Model: "m", Paths: []Path{{Name: Direct, URL: upstream.URL}}}
+	rates, err := Capacity(t.Context(), o, Cell{Prompt: 200, Streams: 4}, 50*time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(rates) != 1 || rates[0].PerSecond <= 0 || rates[0].P99 < rates[0].P50 || rates[0].Failed != 0 {
+		t.Errorf("got %+v, want one path with a rate", rates)
+	}
+	o.Paths[0].URL = upstream.URL + "/nowhere"
+	if _, err := Capacity(t.Context(), o, Cell{Prompt: 200, Streams: 1}, time.Millisecond); err == nil {
+		t.Error("a path that answers nothing: got no error")
+	}
+}

@@ -66,6 +66,27 @@ func OverheadTable(results []overhead.Result) plot.Table {
 	return t
 }
 
+// Rates turns rates to rows of the suite "overhead".
+func Rates(rates []overhead.Rate) []Row {
+	var rows []Row
+	for _, r := range rates {
+		row := func(metric string, v float64, unit string) Row {
+			return Row{"overhead", r.Cell.Name() + "_closed_loop", r.Path, metric, round(v), unit}
+		}
+		rows = append(rows, row("rps", r.PerSecond, "requests/s"), row("latency_p50_ms", r.P50, "ms"), row("latency_p99_ms", r.P99, "ms"))
+	}
+	return rows
+}
+
+// RatesTable shows what each path carries.
+func RatesTable(rates []overhead.Rate) plot.Table {
+	t := plot.Table{Left: 2, Header: []string{"cell", "path", "requests/s", "p50 ms", "p99 ms", "failed"}}
+	for _, r := range rates {
+		t.Rows = append(t.Rows, []string{r.Cell.Name(), r.Path, plot.Number(r.PerSecond), plot.Number(r.P50), plot.Number(r.P99), fmt.Sprint(r.Failed)})
+	}
+	return t
+}
+
 // TraceResult is one policy on a trace.
 type TraceResult struct {
 	Policy  string

@@ -163,14 +163,15 @@ func (p *publisher) tokenizer() ([]report.Row, error) {
 }
 
 func (p *publisher) overhead(ctx context.Context) ([]report.Row, error) {
-	results, err := runOverhead(ctx, 5, 100)
+	results, rates, err := runOverhead(ctx, 5, 100, 5*time.Second)
 	if err != nil {
 		return nil, err
 	}
-	fmt.Fprint(p.out, overheadTitle, report.OverheadTable(results).Text(textStyle()))
+	fmt.Fprint(p.out, overheadTitle, report.OverheadTable(results).Text(textStyle()), ratesTitle, report.RatesTable(rates).Text(textStyle()))
 	about := "Time to the first event through each path, in front of one upstream that answers at once; client, upstream, proxy and gateway share the machine. " +
 		"`reverse_proxy` is a plain `httputil.ReverseProxy`. Added latencies are differences of percentiles to `direct`. While one probe at a time measures, the cell's other streams are open on the same path."
-	return report.Overhead(results), p.page("overhead.md", "Latency that the gateway adds", "kinbench full --only overhead --docs docs/benchmarks", section("By prompt length and open streams", about, report.OverheadTable(results)))
+	return append(report.Overhead(results), report.Rates(rates)...), p.page("overhead.md", "Latency that the gateway adds", "kinbench full --only overhead --docs docs/benchmarks", section("By prompt length and open streams", about, report.OverheadTable(results)),
+		section("At full load", "Clients send the next request as soon as the last is answered. Clients, upstream and path share the cores, so the rates compare paths and are no capacity of one alone.", report.RatesTable(rates)))
 }
 
 func (p *publisher) wall(ctx context.Context, o wallOptions) ([]report.Row, error) {

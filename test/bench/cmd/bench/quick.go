@@ -50,12 +50,12 @@ func quick(ctx context.Context, fs *flag.FlagSet, args []string, out io.Writer) 
 	}
 	rows = append(rows, report.Tokenizer(speeds)...)
 
-	results, err := runOverhead(ctx, 2, 100)
+	results, rates, err := runOverhead(ctx, 2, 100, time.Second)
 	if err != nil {
 		return err
 	}
-	fmt.Fprint(out, overheadTitle, report.OverheadTable(results).Text(textStyle()))
-	rows = append(rows, report.Overhead(results)...)
+	fmt.Fprint(out, overheadTitle, report.OverheadTable(results).Text(textStyle()), ratesTitle, report.RatesTable(rates).Text(textStyle()))
+	rows = append(append(rows, report.Overhead(results)...), report.Rates(rates)...)
 
 	path := filepath.Join(*dir, "bench.json")
 	if err := report.WriteRows(path, rows); err != nil {

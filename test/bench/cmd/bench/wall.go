@@ -242,13 +242,15 @@ func overheadCommand(ctx context.Context, fs *flag.FlagSet, args []string, out i
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
-	results, err := runOverhead(ctx, *rounds, *probes)
+	results, rates, err := runOverhead(ctx, *rounds, *probes, 3*time.Second)
 	if err != nil {
 		return err
 	}
-	fmt.Fprint(out, overheadTitle, report.OverheadTable(results).Text(textStyle()))
+	fmt.Fprint(out, overheadTitle, report.OverheadTable(results).Text(textStyle()), ratesTitle, report.RatesTable(rates).Text(textStyle()))
 	return nil
 }
+
+const ratesTitle = "\nRequests that a path carries when clients do not wait; clients and upstream share the cores\n"
 
 const overheadTitle = "\nAdded latency to the first event; the upstream answers at once\n"
 
@@ -257,7 +259,7 @@ const fakeInterval = 250 * time.Millisecond
 
 // runOverhead measures the gateway beside a plain reverse proxy, both in this
 // process and in front of the same upstream.
-func runOverhead(ctx context.Context, rounds, probes int) ([]overhead.Result, error) {
+func runOverhead(ctx context.Context, rounds, probes int, each time.Duration) ([]overhead.Result, []overhead.Rate, error) {
 	var closers []func() error
 	defer func() {
 		for _, c := range closers {
@@ -276,7 +278,7 @@ func runOverhead(ctx context.Context, rounds, probes int) ([]overhead.Result, er
 	}
 	upstream, err := serve(&load.Fake{Model: wall.Model, Interval: fakeInterval, BlockSize: 16})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: upstream})
 	// The default keeps two idle connections per host: with many streams it
@@ -284,23 +286,33 @@ func runOverhead(ctx context.Context, rounds, probes int) ([]overhead.Result, er
 	proxy.Transport = &http.Transport{MaxIdleConnsPerHost: 4096, DisableCompression: true}
 	plain, err := serve(proxy)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	c, err := control.Start(ctx, 1, 1, func(dir string) error {
 		return wall.WriteConfig(dir, wall.Model, []wall.Endpoint{{Name: "fake", Address: upstream}}, 250*time.Millisecond)
 	})
 	if err != nil {
-		return nil, fmt.Errorf("start the gateway: %w", err)
+		return nil, nil, fmt.Errorf("start the gateway: %w", err)
 	}
 	closers = append(closers, c.Stop)
-	results, err := overhead.Run(ctx, overhead.Options{
+	options := overhead.Options{
 		Model: wall.Model, Cells: overhead.Cells, Rounds: rounds, Probes: probes, Interval: fakeInterval,
 		Paths: []overhead.Path{{Name: overhead.Direct, URL: "http://" + upstream}, {Name: "reverse_proxy", URL: "http://" + plain}, {Name: virtual.Kinference, URL: c.URL}},
-	})
+	}
+	results, err := overhead.Run(ctx, options)
 	for _, r := range results {
 		if r.Failed > 0 {
 			err = errors.Join(err, fmt.Errorf("%s through %s: %d of %d probes failed", r.Cell.Name(), r.Path, r.Failed, r.Probes))
 		}
 	}
-	return results, err
+	var rates []overhead.Rate
+	for _, cell := range overhead.CapacityCells {
+		if err != nil {
+			break
+		}
+		var more []overhead.Rate
+		more, err = overhead.Capacity(ctx, options, cell, each)
+		rates = append(rates, more...)
+	}
+	return results, rates, err
 }
