@@ -126,20 +126,22 @@ func (s *stream) content(e *openai.Event) {
 		s.event = openai.AppendEvent(s.event[:0], e.Type, data)
 		raw = s.event
 	}
-	if s.r.Committed && s.chunk.HasChoices {
+	begun := !s.r.FirstContent.IsZero()
+	if begun && s.chunk.HasChoices {
 		s.r.Chunks++
 		s.r.LastContent = s.now
 	}
-	s.pass(raw, s.r.Committed || s.chunk.Content())
+	s.pass(raw, begun || s.chunk.Content())
 }
 
-// pass writes an event, or holds it until one with content comes.
+// pass writes an event, or holds it until one with content comes. One that is
+// too long to hold opens the client's stream without being its first token.
 func (s *stream) pass(raw []byte, content bool) {
 	if !s.r.Committed && !content && len(s.held)+len(raw) <= maxHeld {
 		s.held = append(s.held, raw...)
 		return
 	}
-	first := !s.r.Committed && content
+	first := content && s.r.FirstContent.IsZero()
 	if first {
 		s.r.Chunks = 1
 		s.r.FirstContent, s.r.LastContent = s.now, s.now
@@ -162,6 +164,7 @@ func (s *stream) commit() {
 		return
 	}
 	s.r.Committed = true
+	s.timer.Stop() // a slow client is not the worker's fault
 	h := s.w.Header()
 	copyHeader(h, s.header)
 	h.Set("Content-Type", "text/event-stream; charset=utf-8")
