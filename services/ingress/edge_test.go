@@ -1,8 +1,12 @@
 package ingress_test
 
 import (
+	"net/http"
 	"strings"
 	"testing"
+
+	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
+	"github.com/kinference/kinference/services/ingress"
 )
 
 // A first event that is too long to hold (return_token_ids puts the prompt's
@@ -20,5 +24,22 @@ func TestLongRoleChunk(t *testing.T) {
 	}
 	if !strings.Contains(e.metrics(), "time_to_first_token") {
 		t.Error("no time to first token")
+	}
+}
+
+// What is too large from one worker is too large from all: it is not
+// generated again.
+func TestAnswerTooLarge(t *testing.T) {
+	e := start(t, func(c *ingress.Config, _ *routerv1.Catalog) { c.MaxAnswer, c.MaxEvent = 1000, 1000 }).ready()
+	long := strings.Repeat("x", 2000)
+	for stream, h := range map[bool]http.HandlerFunc{
+		false: refuses(200, strings.Replace(whole, "Hi", long, 1)),
+		true:  answers(roleChunk(), textChunk(long), doneEvent),
+	} {
+		e.router.routes(newWorker(t, "w", h), newWorker(t, "other", func(http.ResponseWriter, *http.Request) { t.Error("another worker was asked") }))
+		resp, body := e.post(chatPath, chatRequest(stream, ""))
+		if _, _, code := parseError(t, body); resp.StatusCode != 502 || code != "upstream_error" {
+			t.Errorf("got %d %s", resp.StatusCode, body)
+		}
 	}
 }

@@ -204,6 +204,10 @@ func (a *attempt) arm(d time.Duration, cause error) {
 func (a *attempt) fail(reason Reason, err error) {
 	a.r.Reason, a.r.Cause, a.r.Retry = reason, err, !a.r.Committed
 	a.r.Err = openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The model server went away before the answer was complete.")
+	if errors.Is(err, errTooLarge) || errors.Is(err, openai.ErrEventTooLarge) { // from any worker
+		a.r.Retry = false
+		a.r.Err = openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The answer is larger than the gateway passes on.")
+	}
 	if a.ctx.Err() == nil {
 		return
 	}
