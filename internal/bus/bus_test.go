@@ -3,6 +3,7 @@ package bus_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"net"
 	"net/url"
 	"strconv"
@@ -314,12 +315,15 @@ func TestReports(t *testing.T) {
 	if err := c.NATS().Publish(other.StateSubject(), data); err != nil {
 		t.Fatal(err)
 	}
+	if err := c.PublishReport(report(math.MinInt64)); err != nil {
+		t.Fatal(err)
+	}
 	if err := c.PublishReport(report(5)); err != nil {
 		t.Fatal(err)
 	}
 	next(report(5))
-	if len(troubles) != 2 {
-		t.Errorf("%d troubles, want 2", len(troubles))
+	if len(troubles) != 3 {
+		t.Errorf("%d troubles, want 3", len(troubles))
 	}
 	if err := c.PublishReport(&kvtrackerv1.WorkerReport{Worker: "x"}); err == nil {
 		t.Error("report without a worker set was sent")

@@ -184,5 +184,8 @@ func decodeReport(subject string, data []byte) (*kvtrackerv1.WorkerReport, error
 	if r.GetWorker() != w.ID() || r.GetWorkerSet() != w.SetName() {
 		return nil, fmt.Errorf("report on subject of %.64q speaks of another worker", w.ID())
 	}
+	if r.GetSampledUnixNanos() < 0 {
+		return nil, fmt.Errorf("report on %.64q was sampled before 1970", w.ID())
+	}
 	return r, nil
 }
