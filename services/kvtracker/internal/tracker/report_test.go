@@ -3,6 +3,7 @@ package tracker
 import (
 	"fmt"
 	"math"
+	"runtime"
 	"testing"
 	"time"
 
@@ -73,6 +74,58 @@ func TestReports(t *testing.T) {
 	if s := f.state(one.ID()); s.GetBlockSize() != 2 || s.GetIndex().GetBlocks() != 2 || !s.GetIndex().GetLive() {
 		t.Errorf("state with events is %v", s)
 	}
+}
+
+// TestClockSetBack covers a relay whose clock was ahead: its workers must not
+// stay without a sample until the time of the newest report has come again.
+func TestClockSetBack(t *testing.T) {
+	f := newFixture(t)
+	f.report(f.sample(7, -time.Hour))
+	f.clock.at = f.clock.at.Add(time.Second)
+	f.report(f.sample(1, 0))
+	if got := f.state(one.ID()).GetLoad().GetRunning(); got != 7 {
+		t.Errorf("running %v while the newest report is fresh, want its 7", got)
+	}
+	f.clock.at = f.clock.at.Add(staleAfter)
+	f.report(f.sample(3, 0))
+	s := f.state(one.ID())
+	if !s.GetReady() || s.GetLoad().GetRunning() != 3 || s.GetLoadMean_30S().GetRunning() != 3 {
+		t.Errorf("after the clock was set back: %v", s)
+	}
+	f.clock.at = f.clock.at.Add(3 * time.Second)
+	f.report(f.sample(4, 9*time.Second)) // stored a while ago
+	if got := f.state(one.ID()); got.GetReady() || got.GetLoad().GetRunning() != 3 {
+		t.Errorf("an old report was taken for news: %v", got)
+	}
+}
+
+// TestMatchDoesNotWaitForReports: a report may change the index's options while
+// the index is busy with that worker.
+func TestMatchDoesNotWaitForReports(t *testing.T) {
+	f := newFixture(t)
+	f.send(one, batch("e", 0, 1))
+	reported := make(chan struct{})
+	f.index.Blocks(one.ID(), func(kvindex.Block) bool { // holds the index's lock on the worker
+		began := make(chan struct{})
+		go func() {
+			close(began)
+			f.report(f.sample(0, 0))
+			close(reported)
+		}()
+		<-began
+		for t.Context().Err() == nil { // until the report is entered
+			f.mu.RLock()
+			w := f.workers[one.ID()]
+			entered := w.report != nil
+			f.mu.RUnlock()
+			if entered {
+				return false
+			}
+			runtime.Gosched()
+		}
+		return false
+	})
+	<-reported
 }
 
 // TestLastCopyRemovals checks that the policy of a report reaches the index.

@@ -32,6 +32,9 @@ const (
 	// staleAfter is the age at which a load sample no longer counts: a relay
 	// samples four times a second.
 	staleAfter = 2 * time.Second
+	// clockStep is how far behind the newest report another one must be to say
+	// that the relay's clock was set back: stored reports are up to 5 s old.
+	clockStep = 10 * time.Second
 	// forgetAfter is how long a worker may be without a report, while others
 	// have them, before it is taken to have left unseen.
 	forgetAfter = 10 * time.Minute
@@ -192,23 +195,43 @@ func (t *Tracker) report(r *kvtrackerv1.WorkerReport) {
 		}
 		return
 	}
+	w, options := t.enterReport(r)
+	if options == nil {
+		return
+	}
+	// Without the lock: the index makes it wait while it clears the worker, and
+	// no Match may wait for that.
+	t.index.Configure(w.id, *options)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.workers[w.id] == nil { // it left meanwhile
+		t.index.Remove(w.id)
+	}
+}
+
+// enterReport notes a report. It returns the options of the worker's index
+// where they have changed.
+func (t *Tracker) enterReport(r *kvtrackerv1.WorkerReport) (*worker, *kvindex.Options) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := t.now()
 	at := time.Unix(0, r.GetSampledUnixNanos())
 	if gone, ok := t.left[r.GetWorker()]; ok {
 		if r.GetSampledUnixNanos() <= gone {
-			return
+			return nil, nil
 		}
 		delete(t.left, r.GetWorker())
 	}
 	w := t.worker(r.GetWorker(), r.GetWorkerSet())
 	if w == nil {
-		return
+		return nil, nil
 	}
 	old := w.report
-	if old != nil && r.GetSampledUnixNanos() <= old.GetSampledUnixNanos() {
-		return
+	if behind := time.Duration(old.GetSampledUnixNanos() - r.GetSampledUnixNanos()); old != nil && behind >= 0 {
+		if behind < clockStep || now.Sub(w.seen) <= staleAfter {
+			return nil, nil
+		}
+		w.window = window{} // it counts in the time of a clock that was set back
 	}
 	w.report, w.seen, t.reported = r, now, now
 	if w.fresh = now; old == nil && at.Before(now) {
@@ -219,15 +242,16 @@ func (t *Tracker) report(r *kvtrackerv1.WorkerReport) {
 	if w.window.at.IsZero() || at.After(w.window.at) {
 		w.window.add(at, loadOf(r.GetLoad()))
 	}
+	w.ready = w.isReady(now)
+	t.hub.notify(w.id, false)
 	if old == nil || old.GetTotalBlocks() != r.GetTotalBlocks() || old.GetRemovalsLastCopy() != r.GetRemovalsLastCopy() {
 		o := kvindex.Options{GPUBlocks: int(min(r.GetTotalBlocks(), kvindex.MaxBlocks))}
 		if r.GetRemovalsLastCopy() {
 			o.Removals = kvindex.LastCopy
 		}
-		t.index.Configure(w.id, o)
+		return w, &o
 	}
-	w.ready = w.isReady(now)
-	t.hub.notify(w.id, false)
+	return w, nil
 }
 
 // leave notes that a worker left and returns it if it is still known.
