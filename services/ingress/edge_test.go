@@ -43,3 +43,18 @@ func TestAnswerTooLarge(t *testing.T) {
 		}
 	}
 }
+
+// A worker that lacks the model that the catalog has for it is at fault, not
+// the request; the client does not get to know the engine's names.
+func TestWorkerLacksModel(t *testing.T) {
+	e := start(t, nil).ready()
+	lacking := newWorker(t, "lacking", refuses(404, "{\"error\":{\"message\":\"The model `base-model` does not exist.\",\"type\":\"NotFoundError\",\"param\":\"model\",\"code\":404}}"))
+	e.router.routes(lacking, newWorker(t, "good", refuses(200, whole)))
+	if resp, body := e.post(chatPath, chatRequest(false, "")); resp.StatusCode != 200 {
+		t.Errorf("got %d %s", resp.StatusCode, body)
+	}
+	e.router.routes(lacking)
+	if resp, body := e.post(chatPath, chatRequest(false, "")); resp.StatusCode != 502 || strings.Contains(body, "base-model") {
+		t.Errorf("got %d %s", resp.StatusCode, body)
+	}
+}

@@ -245,6 +245,10 @@ func (a *attempt) refused(resp *http.Response) {
 		// The worker refuses us, not the client: its credentials never got there.
 		a.r.Retry = true
 		a.r.Err = openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The model server refused the gateway.")
+	case status == http.StatusNotFound || status == http.StatusMethodNotAllowed:
+		// The catalog has the model and we know the path: this worker lacks one of them.
+		a.r.Retry = true
+		a.r.Err = openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The model server does not serve the model.")
 	case status >= 400 && status < 500:
 		a.r.Err = openai.FromBody(status, body)
 	case status == http.StatusNotImplemented: // what the request asks for, not this worker
