@@ -182,7 +182,8 @@ func (e *env) waitReady(n int) {
 		return ready == n
 	})
 	// The block size is learned from the engines: until then nothing matches.
-	text := words(9999, 100)
+	// The text fills a page of the largest profile.
+	text := words(9999, 1000)
 	e.eventually("index follows the workers", func() bool {
 		for _, c := range e.explain(e.chat(req{text: text, max: 1})).Candidates {
 			if c.MatchedTokens > 0 {
