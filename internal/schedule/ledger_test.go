@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// User pain 17: a worker that comes and goes while requests are in flight
-// keeps correct counters.
+// A worker that comes and goes while requests are in flight keeps correct
+// counters (llm-d-router 1739).
 func TestFlappingWorker(t *testing.T) {
 	s := newScheduler(t, Settings{})
 	c := candidates("a", 1000, 100, nil)

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// User pain 15: many requests between two load samples must not all go to the
-// worker that the sample shows as idle.
+// Many requests between two load samples must not all go to the worker that
+// the sample shows as idle (vllm-project/router 177).
 func TestBurstBetweenSamples(t *testing.T) {
 	s := newScheduler(t, Settings{})
 	count := map[string]int{}
@@ -23,8 +23,8 @@ func TestBurstBetweenSamples(t *testing.T) {
 	}
 }
 
-// User pain 14: many routers with the same sample must not all choose the
-// same worker.
+// Many routers with the same sample must not all choose the same worker
+// (dynamo 589).
 func TestManyRoutersOneSample(t *testing.T) {
 	count := map[string]int{}
 	for i := range 16 {
@@ -45,9 +45,9 @@ func TestManyRoutersOneSample(t *testing.T) {
 	}
 }
 
-// User pain 13: with a system prompt that all share, traffic does not stay on
-// the one worker that is warm: it spills when the queue there costs more than
-// a prefill, and from then on two are warm.
+// With a system prompt that all share, traffic does not stay on the one worker
+// that is warm: it spills when the queue there costs more than a prefill, and
+// from then on two are warm (dynamo 737).
 func TestSharedSystemPromptSpreadsUnderLoad(t *testing.T) {
 	s := newScheduler(t, Settings{})
 	cached := map[string]int{"a": 1900}

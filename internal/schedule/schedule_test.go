@@ -273,7 +273,8 @@ func TestSpillsWhenQueueExceedsPrefill(t *testing.T) {
 	}
 }
 
-// User pains 11, 12, 13 and 16: equal workers share what matches nowhere.
+// Equal workers share what matches nowhere (Infera 103 and 107, dynamo 737,
+// sglang 32983).
 func TestSpreadsColdTraffic(t *testing.T) {
 	tests := []struct {
 		name   string

@@ -99,7 +99,7 @@ func TestUsageChunk(t *testing.T) {
 	}
 }
 
-// Usage is right whatever way it comes; see the pains of peers.
+// Usage is right whatever way it comes (GAIE 2026, ai-gateway 2470).
 func TestUsageForms(t *testing.T) {
 	e := start(t, nil).ready()
 	withUsage := func(text, usage string) string {

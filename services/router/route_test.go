@@ -121,7 +121,7 @@ func TestErrors(t *testing.T) {
 	w.route(request("r"))
 }
 
-// User pain 37: a worker that is not ready, or gone, is never picked.
+// A worker that is not ready, or gone, is never picked (production-stack 601).
 func TestNotReadyIsNeverPicked(t *testing.T) {
 	k := newTracker()
 	k.serve(t)
