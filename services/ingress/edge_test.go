@@ -1,8 +1,10 @@
 package ingress_test
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
@@ -56,5 +58,26 @@ func TestWorkerLacksModel(t *testing.T) {
 	e.router.routes(lacking)
 	if resp, body := e.post(chatPath, chatRequest(false, "")); resp.StatusCode != 502 || strings.Contains(body, "base-model") {
 		t.Errorf("got %d %s", resp.StatusCode, body)
+	}
+}
+
+// A request that brings down whoever gets it does not go round the fleet.
+func TestPoison(t *testing.T) {
+	e := start(t, nil).ready()
+	var hit atomic.Int32
+	workers := []*worker{{name: "gone", url: "http://127.0.0.1:1", model: "base-model"}, newWorker(t, "busy", refuses(503, "{}"))}
+	for i := range 6 {
+		workers = append(workers, newWorker(t, fmt.Sprint("w", i), func(w http.ResponseWriter, r *http.Request) {
+			hit.Add(1)
+			closes()(w, r)
+		}))
+	}
+	e.router.routes(workers...)
+	resp, body := e.post(chatPath, chatRequest(true, ""))
+	if _, _, code := parseError(t, body); resp.StatusCode != 502 || code != "upstream_error" {
+		t.Errorf("got %d %s", resp.StatusCode, body)
+	}
+	if n := hit.Load(); n != 3 {
+		t.Errorf("%d workers were brought down", n)
 	}
 }

@@ -31,6 +31,9 @@ const (
 	// rounds is how often the router is asked about one request: once more
 	// when all workers of its first answer failed.
 	rounds = 2
+	// maxBroken is how many workers may take a request and break or hang before
+	// it is given up: it may be the request that breaks them.
+	maxBroken = 3
 	// flushTime bounds how long a second question waits for the reports about
 	// the first answer, which would otherwise undo its booking.
 	flushTime = 100 * time.Millisecond
@@ -174,6 +177,7 @@ func (x *exchange) forward() *openai.Error {
 
 	var tried []string
 	var last *openai.Error
+	broken := 0
 	for round := range rounds {
 		if round > 0 {
 			flushed, cancel := context.WithTimeout(x.ctx, flushTime)
@@ -200,6 +204,11 @@ func (x *exchange) forward() *openai.Error {
 			x.metrics.failedOver(x.server.ctx, x.result.Reason)
 			daemon.Logger(x.server.ctx).Warn("worker failed before its first token", "request_id", x.id, "worker", endpoint.GetWorker(),
 				"reason", string(x.result.Reason), "err", x.result.Cause)
+			if x.result.Reason == proxy.Closed || x.result.Reason == proxy.Timeout {
+				if broken++; broken == maxBroken {
+					return last
+				}
+			}
 		}
 	}
 	if x.ctx.Err() != nil && x.r.Context().Err() != nil {
