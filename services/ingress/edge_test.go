@@ -1,15 +1,33 @@
 package ingress_test
 
 import (
+	"context"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"strings"
 	"sync/atomic"
 	"testing"
 
+	"github.com/kinference/kinference/internal/rpc"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/services/ingress"
 )
+
+// raw sends bytes on a connection of its own.
+func (e *env) raw(text string) *net.TCPConn {
+	e.t.Helper()
+	c, err := net.Dial("tcp", strings.TrimPrefix(e.url, "http://"))
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.t.Cleanup(func() { c.Close() })
+	if _, err := io.WriteString(c, text); err != nil {
+		e.t.Fatal(err)
+	}
+	return c.(*net.TCPConn)
+}
 
 // A first event that is too long to hold (return_token_ids puts the prompt's
 // ids in it) opens the stream, but is no first token.
@@ -79,5 +97,59 @@ func TestPoison(t *testing.T) {
 	}
 	if n := hit.Load(); n != 3 {
 		t.Errorf("%d workers were brought down", n)
+	}
+}
+
+// A client that closes its side only, before or after its request is whole,
+// does not get an empty 200.
+func TestHalfClosed(t *testing.T) {
+	e := start(t, nil).ready()
+	h, begun, _ := hang()
+	e.router.routes(newWorker(t, "w", h))
+	body := chatRequest(false, "")
+	for cut, length := range map[bool]int{true: len(body) + 1, false: len(body)} {
+		c := e.raw(fmt.Sprintf("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", length, body))
+		if !cut {
+			await(t, "the worker", begun)
+		}
+		if err := c.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		answer, _ := io.ReadAll(c)
+		if !strings.HasPrefix(string(answer), "HTTP/1.1 4") {
+			t.Errorf("got %q", answer)
+		}
+	}
+}
+
+// A request that is still waiting for the router when the time for draining
+// is over is told to come again.
+func TestDrainWhileRouting(t *testing.T) {
+	e := start(t, nil).ready()
+	begun, release := make(chan struct{}), make(chan struct{})
+	e.router.set(func(*routerv1.RouteRequest) (*routerv1.RouteResponse, error) {
+		close(begun)
+		<-release
+		return nil, rpc.Error(13, "too late", 0)
+	})
+	t.Cleanup(func() { close(release) })
+	type answer struct {
+		status int
+		err    error
+	}
+	got := make(chan answer, 1)
+	go func() {
+		resp, err := e.begin(context.Background(), chatPath, chatRequest(true, ""))
+		if err != nil {
+			got <- answer{0, err}
+			return
+		}
+		resp.Body.Close()
+		got <- answer{resp.StatusCode, nil}
+	}()
+	await(t, "the router to be asked", begun)
+	e.stop()
+	if a := <-got; a.status != 503 {
+		t.Errorf("got %d, %v", a.status, a.err)
 	}
 }

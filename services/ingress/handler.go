@@ -53,12 +53,16 @@ func (v *server) post(w http.ResponseWriter, r *http.Request, route openai.Route
 	x := &exchange{server: v, w: w, r: r, id: id, label: otherModel}
 	x.req.Route = route
 	v.metrics.active.Add(v.ctx, 1)
+	defer func() { // whatever happens, the router's ledger gets its end
+		v.metrics.active.Add(v.ctx, -1)
+		if x.routed {
+			v.reports.Done(id, x.outcome(), x.usage(), func() { v.ids.Delete(id) })
+		} else {
+			v.ids.Delete(id)
+		}
+	}()
 	x.serve()
-	v.metrics.active.Add(v.ctx, -1)
 	v.metrics.answered(v.ctx, x)
-	if !x.routed {
-		v.ids.Delete(id)
-	}
 }
 
 func wrongMethod(w http.ResponseWriter, allowed string) {

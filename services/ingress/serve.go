@@ -2,6 +2,7 @@ package ingress
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"net/http"
 	"slices"
@@ -69,7 +70,7 @@ func (x *exchange) serve() {
 	defer release()
 	x.began = time.Now()
 	if e == nil && body == nil {
-		x.status = statusLeft
+		x.leave()
 		return
 	}
 	x.trace()
@@ -95,14 +96,23 @@ func (x *exchange) serve() {
 	case x.result.Committed:
 		x.status = http.StatusOK
 	case x.result.Reason == proxy.Canceled || e == nil:
-		x.status = statusLeft
+		x.leave()
 	default:
 		x.status = e.Status
 		e.Write(x.w)
 	}
-	if x.routed {
-		x.reports.Done(x.id, x.outcome(), x.usage(), func() { x.ids.Delete(x.id) })
-	}
+}
+
+// left reports whether the client is gone, which a stop of ours is not.
+func (x *exchange) left() bool {
+	return x.r.Context().Err() != nil && !errors.Is(context.Cause(x.r.Context()), proxy.ErrStopping)
+}
+
+// leave ends the request of a client that is gone. One that closed only its
+// own side would take no answer for an empty one.
+func (x *exchange) leave() {
+	x.status = statusLeft
+	(&openai.Error{Status: statusLeft, Type: openai.TypeInvalidRequest, Code: "client_closed_request", Message: "The client closed the connection before the answer was there."}).Write(x.w)
 }
 
 // trace starts the request's span. A client's own trace is linked, not joined:
@@ -211,7 +221,7 @@ func (x *exchange) forward() *openai.Error {
 			}
 		}
 	}
-	if x.ctx.Err() != nil && x.r.Context().Err() != nil {
+	if x.left() {
 		return nil
 	}
 	return last
@@ -245,7 +255,7 @@ func (x *exchange) route(exclude []string) ([]*routerv1.Endpoint, *openai.Error)
 		}
 		after, told := rpc.RetryAfter(err)
 		switch code := connect.CodeOf(err); {
-		case x.r.Context().Err() != nil:
+		case x.left():
 			x.result.Reason = proxy.Canceled
 			return nil, nil
 		case code == connect.CodeNotFound:
