@@ -1,6 +1,7 @@
 package ingress_test
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -97,6 +98,24 @@ func TestPoison(t *testing.T) {
 	}
 	if n := hit.Load(); n != 3 {
 		t.Errorf("%d workers were brought down", n)
+	}
+}
+
+// Bodies of unknown length that do not come take no memory, so they do not
+// keep others out.
+func TestBodyMemoryIsWhatCame(t *testing.T) {
+	e := start(t, func(c *ingress.Config, _ *routerv1.Catalog) { c.MaxBody, c.MaxBodies = 1000, 1000 }).ready()
+	e.router.routes(newWorker(t, "w", refuses(200, whole)))
+	const head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+	for _, length := range []string{"Transfer-Encoding: chunked\r\n\r\n", "Content-Length: 900\r\n\r\n"} {
+		c := e.raw(head + length)
+		// It is being read when the 100 comes.
+		if line, err := bufio.NewReader(c).ReadString('\n'); err != nil || !strings.HasPrefix(line, "HTTP/1.1 100") {
+			t.Fatalf("got %q, %v", line, err)
+		}
+	}
+	if resp, body := e.post(chatPath, chatRequest(false, "")); resp.StatusCode != 200 {
+		t.Errorf("got %d %s", resp.StatusCode, body)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/kinference/kinference/internal/openai"
@@ -114,26 +115,25 @@ func (x *exchange) readBody() (body []byte, release func(), e *openai.Error) {
 		return nil, release, openai.TooLarge(x.MaxBody)
 	}
 
-	// A body of unknown length counts as the longest one until it is here.
-	hold := x.r.ContentLength
-	if hold < 0 {
-		hold = x.MaxBody
+	// Only what has come counts, so bodies that do not come keep nobody out.
+	full := openai.Overloaded("The gateway has too many requests in hand. Try again later.", time.Second)
+	if x.bodies.Load()+x.r.ContentLength > x.MaxBodies {
+		return nil, release, full
 	}
-	release = func() { x.bodies.Add(-hold) }
-	if x.bodies.Add(hold) > x.MaxBodies {
-		return nil, release, openai.Overloaded("The gateway has too many requests in hand. Try again later.", time.Second)
-	}
+	in := &countedBody{r: http.MaxBytesReader(x.w, x.r.Body, x.MaxBody), all: &x.bodies, limit: x.MaxBodies}
+	release = func() { x.bodies.Add(-in.n) }
 	var b bytes.Buffer
-	b.Grow(int(max(x.r.ContentLength, 0)) + bytes.MinRead)
-	_, err := b.ReadFrom(http.MaxBytesReader(x.w, x.r.Body, x.MaxBody))
+	b.Grow(int(min(max(x.r.ContentLength, 0), 64<<10)) + bytes.MinRead)
+	_, err := b.ReadFrom(in)
 	if err == nil {
 		_ = ctl.SetReadDeadline(time.Time{})
-		x.bodies.Add(int64(b.Len()) - hold)
-		hold = int64(b.Len())
 		return b.Bytes(), release, nil
 	}
 	var large *http.MaxBytesError
 	switch {
+	case errors.Is(err, errBodies):
+		x.w.Header().Set("Connection", "close") // rather than read the rest
+		return nil, release, full
 	case errors.As(err, &large):
 		return nil, release, openai.TooLarge(x.MaxBody)
 	case errors.Is(err, os.ErrDeadlineExceeded):
@@ -144,4 +144,23 @@ func (x *exchange) readBody() (body []byte, release func(), e *openai.Error) {
 	}
 	x.w.Header().Set("Connection", "close")
 	return nil, release, openai.Invalid("", "", "The request body could not be read.")
+}
+
+var errBodies = errors.New("too many bytes of request bodies")
+
+// countedBody counts what is read of a body among all bodies.
+type countedBody struct {
+	r     io.Reader
+	n     int64 // bytes of this one
+	all   *atomic.Int64
+	limit int64
+}
+
+func (c *countedBody) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	c.n += int64(n)
+	if c.all.Add(int64(n)) > c.limit {
+		return n, errBodies
+	}
+	return n, err
 }
