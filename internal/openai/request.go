@@ -45,6 +45,10 @@ type Request struct {
 	Stream    bool
 	MaxTokens int // limit of generated tokens, 0 if the client set none
 	CacheSalt string
+	// EngineOnly says that the request has its prompt cut or rendered in a way
+	// that only the engine knows (truncate_prompt_tokens, chat_template): what
+	// follows is not the prompt as the engine will see it.
+	EngineOnly bool
 
 	// What the client asked of a stream: a last chunk with usage, and usage on
 	// every chunk (vLLM; counts only together with the former).
@@ -59,15 +63,18 @@ type Request struct {
 	// Completions: the first prompt of the request, as text or as token ids.
 	Prompt       string
 	PromptTokens []uint32
-	Prompts      int  // how many prompts the request has
-	AddSpecial   bool // put special tokens such as BOS before a text prompt; default true
+	Prompts      int // how many prompts the request has
+
+	// AddSpecial puts special tokens such as BOS before the text; default true
+	// for completions, false for chat, whose templates have them.
+	AddSpecial bool
 }
 
 // known are the members we read; by them a different spelling is found out.
 var known = [...]string{
 	"model", "messages", "prompt", "stream", "stream_options", "max_tokens", "max_completion_tokens", "cache_salt",
 	"tools", "documents", "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "reasoning_effort",
-	"add_special_tokens", "kv_transfer_params", "n",
+	"add_special_tokens", "kv_transfer_params", "n", "truncate_prompt_tokens", "chat_template",
 }
 
 // Parse checks a request body and reads what is needed of it. Members that we
@@ -75,7 +82,7 @@ var known = [...]string{
 // true), and then we would see another request than they do. depth is as in
 // [Object.Parse].
 func (r *Request) Parse(route Route, body []byte, depth int) *Error {
-	*r = Request{Body: Object{members: r.Body.members, keys: r.Body.keys}, Route: route, AddGenerationPrompt: true, AddSpecial: true}
+	*r = Request{Body: Object{members: r.Body.members, keys: r.Body.keys}, Route: route, AddGenerationPrompt: true}
 	if err := r.Body.Parse(body, depth); err != nil {
 		var syntax *SyntaxError
 		errors.As(err, &syntax)
@@ -92,6 +99,8 @@ func (r *Request) Parse(route Route, body []byte, depth int) *Error {
 	r.Stream = f.flag("stream", false)
 	r.MaxTokens = f.count("max_tokens")
 	r.CacheSalt = f.text("cache_salt")
+	r.EngineOnly = r.Body.Get("truncate_prompt_tokens").Given() || route == RouteChat && r.Body.Get("chat_template").Given()
+	r.AddSpecial = f.flag("add_special_tokens", route == RouteCompletions)
 	if f.err == nil {
 		r.streamOptions(&f)
 	}
@@ -109,11 +118,8 @@ func (r *Request) Parse(route Route, body []byte, depth int) *Error {
 		r.AddGenerationPrompt = f.flag("add_generation_prompt", true)
 		r.ContinueFinalMessage = f.flag("continue_final_message", false)
 		r.ReasoningEffort = f.text("reasoning_effort")
-	} else {
-		r.AddSpecial = f.flag("add_special_tokens", true)
-		if f.err == nil {
-			f.err = r.prompt(r.Body.Get("prompt"))
-		}
+	} else if f.err == nil {
+		f.err = r.prompt(r.Body.Get("prompt"))
 	}
 	return f.err
 }

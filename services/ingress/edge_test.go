@@ -172,3 +172,46 @@ func TestDrainWhileRouting(t *testing.T) {
 		t.Errorf("got %d, %v", a.status, a.err)
 	}
 }
+
+// What changes the prompt in a way that only the engine knows is not taken
+// for the prompt as it stands.
+func TestPromptMadeByEngine(t *testing.T) {
+	dir := modelDir(t)
+	e := start(t, func(_ *ingress.Config, c *routerv1.Catalog) {
+		c.Profiles[0].TokenizerPath, c.Profiles[0].PassTokenIds, c.Profiles[0].MaxModelLen = dir, true, 100
+	}).ready()
+	bodies := make(chan string, 1)
+	e.router.routes(newWorker(t, "w", func(w http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		bodies <- string(b)
+		refuses(200, whole)(w, r)
+	}))
+	long := `"` + strings.Repeat("one two three ", 200) + `"`
+	for _, tt := range []struct{ name, path, body string }{
+		{"cut", chatPath, `{"model":"chat","messages":[{"role":"user","content":` + long + `}],"truncate_prompt_tokens":50}`},
+		{"cut text", textPath, `{"model":"chat","prompt":` + long + `,"truncate_prompt_tokens":-1}`},
+		{"cut ids", textPath, `{"model":"chat","prompt":[1` + strings.Repeat(",1", 200) + `],"truncate_prompt_tokens":50}`},
+		{"own template", chatPath, `{"model":"chat","messages":[{"role":"user","content":"x"}],"chat_template":"{{ 1 }}"}`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			resp, body := e.post(tt.path, tt.body)
+			if resp.StatusCode != 200 {
+				t.Fatalf("got %d %s", resp.StatusCode, body)
+			}
+			if p := e.router.sent()[0]; !p.GetApproximate() || p.GetTokens() == 0 {
+				t.Errorf("routed %v", p)
+			}
+			if strings.Contains(<-bodies, "prompt_token_ids") {
+				t.Error("the worker got token ids")
+			}
+		})
+	}
+	// Null is as good as absent, and special tokens can be asked for in a chat.
+	for more, want := range map[string]bool{`,"truncate_prompt_tokens":null,"chat_template":null`: false, `,"add_special_tokens":true`: false} {
+		e.post(chatPath, chatRequest(false, more))
+		<-bodies
+		if got := e.router.sent()[0].GetApproximate(); got != want {
+			t.Errorf("%s: approximate %v", more, got)
+		}
+	}
+}

@@ -150,6 +150,8 @@ func (m *Maker) Make(ctx context.Context, r *openai.Request, profiles []*catalog
 		local, ask := m.models[p.TokenizerPath], m.workers[p.ID]
 		m.mu.RUnlock()
 		switch {
+		case r.EngineOnly:
+			q.Mode = Approximate
 		case r.PromptTokens != nil:
 			q.Mode, q.IDs = Given, r.PromptTokens
 		case i > 0 && p.TokenizerPath != "" && p.TokenizerPath == profiles[i-1].TokenizerPath && out[i-1].Mode == Local:
@@ -201,7 +203,7 @@ func (m *model) encode(r *openai.Request, q *Prompt) bool {
 	if err != nil {
 		return false
 	}
-	q.IDs, q.Cached = m.cache.Encode(text, false)
+	q.IDs, q.Cached = m.cache.Encode(text, r.AddSpecial)
 	return true
 }
 
@@ -209,6 +211,9 @@ func (m *model) encode(r *openai.Request, q *Prompt) bool {
 // them, then the messages. The next turn of a conversation begins with the
 // same bytes.
 func pack(r *openai.Request) []uint32 {
+	if r.PromptTokens != nil { // the engine cuts them
+		return r.PromptTokens
+	}
 	parts := [...][]byte{r.Tools, r.Messages, []byte(r.Prompt)}
 	if n := len(r.Messages); n > 0 {
 		parts[1] = r.Messages[:n-1] // the bracket at the end is where the next turn goes on

@@ -108,7 +108,7 @@ func tokenizeBody(r *openai.Request, model []byte) ([]byte, error) {
 		return o.Apply(nil, openai.Set(model, "model"), openai.Set(openai.AppendString(nil, r.Prompt), "prompt"), openai.Set(strconv.AppendBool(nil, r.AddSpecial), "add_special_tokens"))
 	}
 	changes := []openai.Change{
-		openai.Set(model, "model"), openai.Set(r.Messages, "messages"), openai.Set([]byte("false"), "add_special_tokens"),
+		openai.Set(model, "model"), openai.Set(r.Messages, "messages"), openai.Set(strconv.AppendBool(nil, r.AddSpecial), "add_special_tokens"),
 		openai.Set(strconv.AppendBool(nil, r.AddGenerationPrompt), "add_generation_prompt"),
 		openai.Set(strconv.AppendBool(nil, r.ContinueFinalMessage), "continue_final_message"),
 	}
