@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/kinference/kinference/internal/openai"
 	"github.com/kinference/kinference/internal/rpc"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/services/ingress"
@@ -212,6 +213,18 @@ func TestPromptMadeByEngine(t *testing.T) {
 		<-bodies
 		if got := e.router.sent()[0].GetApproximate(); got != want {
 			t.Errorf("%s: approximate %v", more, got)
+		}
+	}
+}
+
+// There must be room for one token of output.
+func TestPromptFillsContext(t *testing.T) {
+	e := start(t, func(_ *ingress.Config, c *routerv1.Catalog) { c.Profiles[0].MaxModelLen = 100 }).ready()
+	e.router.routes(newWorker(t, "w", refuses(200, whole)))
+	for n, status := range map[int]int{99: 200, 100: 400} {
+		resp, body := e.post(textPath, `{"model":"chat","prompt":[1`+strings.Repeat(",1", n-1)+`]}`)
+		if resp.StatusCode != status || status == 400 && !strings.Contains(body, openai.CodeContextLength) {
+			t.Errorf("%d tokens: got %d %s", n, resp.StatusCode, body)
 		}
 	}
 }

@@ -154,12 +154,13 @@ func (x *exchange) resolve() *openai.Error {
 }
 
 // fits drops the profiles whose context the request does not fit in, by the
-// engine's rule, and refuses it when none is left.
+// engine's rule, and refuses it when none is left. There must be room for one
+// token of output even if the client set no limit.
 func (x *exchange) fits() *openai.Error {
 	longest, tokens := 0, 0
 	left := slices.DeleteFunc(x.prompts, func(p prompt.Prompt) bool {
 		limit := p.Profile.MaxModelLen
-		if !p.Exact() || limit == 0 || p.Tokens+x.req.MaxTokens <= limit {
+		if !p.Exact() || limit == 0 || p.Tokens+max(x.req.MaxTokens, 1) <= limit {
 			return false
 		}
 		if limit > longest {
