@@ -144,6 +144,7 @@ func TestNoWorker(t *testing.T) {
 		"none ready":    {rpc.Error(connect.CodeUnavailable, "no worker", 3e9), 503, "3", "service_unavailable"},
 		"full":          {rpc.Error(connect.CodeResourceExhausted, "full", 0), 503, "1", "service_unavailable"},
 		"model is gone": {rpc.Error(connect.CodeNotFound, "no model", 0), 404, "", "model_not_found"},
+		"too long":      {rpc.Error(connect.CodeOutOfRange, "too long", 0), 400, "", "context_length_exceeded"},
 		"refused":       {rpc.Error(connect.CodeInvalidArgument, "bad", 0), 400, "", ""},
 		"broken":        {rpc.Error(connect.CodeInternal, "secret detail", 0), 503, "1", "service_unavailable"},
 	} {

@@ -262,6 +262,9 @@ func (x *exchange) route(exclude []string) ([]*routerv1.Endpoint, *openai.Error)
 		case code == connect.CodeNotFound:
 			x.routed = before
 			return nil, openai.ModelNotFound(x.req.Model)
+		case code == connect.CodeOutOfRange: // the router knows of a shorter context than the catalog
+			x.routed = before
+			return nil, openai.Invalid(x.req.Route.PromptParam(), openai.CodeContextLength, "The prompt is longer than the maximum context length of the model.")
 		case code == connect.CodeInvalidArgument:
 			x.routed = before
 			return nil, openai.Invalid("", "", "The router refused the request.")

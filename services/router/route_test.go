@@ -86,7 +86,7 @@ func TestErrors(t *testing.T) {
 		code connect.Code
 	}{
 		{"unknown model", func(r *routerv1.RouteRequest) { r.Model = "gpt-9" }, connect.CodeNotFound},
-		{"prompt longer than the context", func(r *routerv1.RouteRequest) { r.Prompts[0].Tokens = 40_000 }, connect.CodeInvalidArgument},
+		{"prompt longer than the context", func(r *routerv1.RouteRequest) { r.Prompts[0].Tokens = 40_000 }, connect.CodeOutOfRange},
 		{"every worker has failed", func(r *routerv1.RouteRequest) { r.Exclude = []string{"demo.sim.a/0"} }, connect.CodeUnavailable},
 		{"too many prompts", func(r *routerv1.RouteRequest) {
 			for range 100 {
@@ -247,6 +247,10 @@ func TestApproximateKeepsAffinity(t *testing.T) {
 	if len(used) != 3 {
 		t.Errorf("only %v used", used)
 	}
+	// The length is an estimate, of a picture's text perhaps.
+	r := request("long", hashes(1, 4)...)
+	r.Prompts[0].Approximate, r.Prompts[0].Tokens = true, 1_000_000
+	w.route(r)
 }
 
 func TestExplain(t *testing.T) {

@@ -59,7 +59,12 @@ func (s *server) route(ctx context.Context, req *routerv1.RouteRequest) (*router
 	prompts := convert(req.Prompts)
 	endpoints := evaluate.Endpoints(s.now(), evaluate.Request{
 		Model: model, Exclude: req.Exclude,
-		Tokens: func(profile string) int { return tokensOf(prompts, profile) },
+		Tokens: func(profile string) int {
+			if p := prompts[profile]; p != nil && p.Approximate {
+				return 0 // an estimate is no reason to refuse
+			}
+			return tokensOf(prompts, profile)
+		},
 	}, s.fleet)
 	live, dropped := split(endpoints)
 	if len(live) == 0 {
@@ -106,7 +111,7 @@ func (s *server) nowhere(endpoints []evaluate.Endpoint) (*routerv1.RouteResponse
 		}
 	}
 	if tooLong > 0 && tooLong == ready {
-		return nil, "too_long", rpc.Error(connect.CodeInvalidArgument, "the prompt is longer than the context of every worker that is ready", 0)
+		return nil, "too_long", rpc.Error(connect.CodeOutOfRange, "the prompt is longer than the context of every worker that is ready", 0)
 	}
 	return nil, "not_ready", rpc.Error(connect.CodeUnavailable, "no worker of the model is ready", retryDelay)
 }
