@@ -30,6 +30,7 @@ type engine struct {
 	boot string
 	next uint64
 	kept []kept
+	asks int // replay requests
 	pub  zmq4.Socket
 
 	cancel context.CancelFunc
@@ -117,6 +118,7 @@ func (e *engine) serve(ctx context.Context, router zmq4.Socket) {
 			continue
 		}
 		e.mu.Lock()
+		e.asks++
 		batches := append([]kept{}, e.kept...)
 		e.mu.Unlock()
 		answer := func(frames [][]byte) {
@@ -129,6 +131,13 @@ func (e *engine) serve(ctx context.Context, router zmq4.Socket) {
 		}
 		answer(vllm.ReplayEndFrames(e.version))
 	}
+}
+
+// asked is the number of replay requests so far.
+func (e *engine) asked() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.asks
 }
 
 // stop closes the sockets, as a process that dies does. The buffer stays, for

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kinference/kinference/internal/natsd"
 	"github.com/kinference/kinference/internal/testenv"
@@ -58,6 +59,29 @@ func TestGapWithReplay(t *testing.T) {
 	// Nothing follows the loss: only asking finds it.
 	e.lose(2)
 	f.view.expect("a/0", span("boot1", 0, 7)...).wantClears(t, reasonStart)
+}
+
+// What replay brought joins up with what comes next: live events after a
+// recovery are no gap, else each would start another (dynamo 7072).
+func TestRecoveryEnds(t *testing.T) {
+	f := newFixture(t, testenv.NATS(t))
+	f.timing.idleFirst, f.timing.idleThen = time.Hour, time.Hour // nothing else asks
+	e := newEngine(t, &engine{buffer: 100})
+	f.catalog.set(e.spec("a"))
+	f.start()
+	e.publish(1)
+	f.view.expect("a/0", "boot1:0")
+	e.lose(4)
+	e.publish(1)
+	f.view.expect("a/0", span("boot1", 0, 5)...)
+	asked := e.asked()
+	for i := range 20 {
+		e.publish(1)
+		f.view.expect("a/0", span("boot1", 0, 6+i)...)
+	}
+	if n := e.asked() - asked; n != 0 {
+		t.Errorf("%d more replays after the gap was filled", n)
+	}
 }
 
 func TestGapWithoutReplay(t *testing.T) {
