@@ -264,6 +264,9 @@ func (l *link) follow(ctx context.Context) {
 			return
 		case it := <-l.items:
 			l.queued.Add(-int64(len(it.payload)))
+			if ctx.Err() != nil {
+				continue // the end of our own connection says nothing of the engine
+			}
 			l.handle(it)
 			idle.Reset(t.idleFirst)
 		case <-room:

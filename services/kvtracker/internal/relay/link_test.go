@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"context"
 	"encoding/binary"
 	"io"
 	"log/slog"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/kinference/kinference/internal/bus"
 	"github.com/kinference/kinference/internal/daemon"
+	"github.com/kinference/kinference/internal/testenv"
 	"github.com/kinference/kinference/internal/zmtp"
 )
 
@@ -44,6 +46,77 @@ func BenchmarkAccept(b *testing.B) {
 			}
 		}
 	}
+}
+
+// newTestLink is a link to e that only the test drives.
+func newTestLink(t *testing.T, e *engine) *link {
+	t.Helper()
+	r, err := newRelay(t.Context(), Config{Bus: connect2(t, testenv.NATS(t)), timing: fast})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := newLink(r, e.spec("a"), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// TestRestartInAnEmptyEpoch: the connection was lost when an epoch had begun
+// behind a gap and nothing of it was published. Behind the next one is another
+// engine, whose numbers are lower: they must not count as seen.
+func TestRestartInAnEmptyEpoch(t *testing.T) {
+	e := newEngine(t, &engine{buffer: 100})
+	e.publish(3)
+	l := newTestLink(t, e)
+	l.begin(50, "")
+	l.handle(item{kind: itemUp, session: &session{ctx: t.Context()}})
+	got := drain(l.out, flushBytes)
+	if l.next != 3 || len(got) != 2 {
+		t.Errorf("next is %d, outbox holds %q, want a clear and three batches", l.next, got)
+	}
+}
+
+// TestStopDoesNotSuspend: a relay that stops while another has taken over must
+// not tell the trackers that the engine is out of sight.
+func TestStopDoesNotSuspend(t *testing.T) {
+	e := newEngine(t, &engine{buffer: 100})
+	for range 20 { // the order of what follow is told is random
+		l := newTestLink(t, e)
+		l.begin(0, "")
+		drain(l.out, flushBytes)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		for range 8 {
+			l.items <- item{kind: itemDown}
+		}
+		l.follow(ctx)
+		if got := drain(l.out, flushBytes); len(got) > 0 {
+			t.Fatalf("outbox holds %q", got)
+		}
+	}
+}
+
+// A worker that stays but whose events are not followed any more must not keep
+// the blocks that it had.
+func TestEventsSwitchedOff(t *testing.T) {
+	f := newFixture(t, testenv.NATS(t))
+	e := newEngine(t, &engine{buffer: 100})
+	e.publish(2)
+	without := e.spec("a")
+	without.KvEvents, without.KvReplay = "", ""
+	f.catalog.set(e.spec("a"))
+	f.start()
+	f.view.expect("a/0", span("boot1", 0, 1)...)
+	f.catalog.set(without)
+	f.view.expect("a/0").wantClears(t, reasonStart, reasonGone)
+	// The same while no relay is there.
+	f.catalog.set(e.spec("a"))
+	f.view.expect("a/0", span("boot1", 0, 1)...)
+	f.stopRelay()
+	f.catalog.set(without)
+	f.start()
+	f.view.expect("a/0").wantClears(t, reasonStart, reasonGone, reasonStart, reasonGone)
 }
 
 // BenchmarkReceive is what one message costs to read from a socket.

@@ -223,11 +223,11 @@ func (r *relay) apply(ctx context.Context, list []*routerv1.Worker) {
 			continue
 		}
 		delete(r.workers, key)
-		keep := 0
+		ranks, followed := 0, 0
 		if ok {
-			keep = rankCount(next)
+			ranks, followed = rankCount(next), followedCount(next)
 		}
-		wg.Go(func() { w.stop(keep) })
+		wg.Go(func() { w.stop(ranks, followed) })
 	}
 	wg.Wait()
 	for key, spec := range wanted {
@@ -242,7 +242,7 @@ func (r *relay) stop() {
 	defer r.mu.Unlock()
 	var wg sync.WaitGroup
 	for _, w := range r.workers {
-		wg.Go(func() { w.stop(rankCount(w.spec)) })
+		wg.Go(func() { w.stop(rankCount(w.spec), len(w.links)) })
 	}
 	wg.Wait()
 	clear(r.workers)
@@ -260,8 +260,8 @@ func (r *relay) streamLost() {
 	}
 }
 
-// sweep clears the workers that the stream speaks of but the catalog does not:
-// they left while no relay was running.
+// sweep clears the workers that the stream speaks of but no link follows: they
+// left, or their events were switched off, while no relay was running.
 func (r *relay) sweep(ctx context.Context) {
 	stream, err := r.Bus.JetStream().Stream(ctx, bus.KVStream)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
@@ -277,27 +277,37 @@ func (r *relay) sweep(ctx context.Context) {
 	}
 	for subject := range info.State.Subjects {
 		w, err := bus.ParseKVSubject(subject)
-		if err != nil || r.has(w) {
+		if err != nil {
+			continue
+		}
+		listed, followed := r.has(w)
+		if followed {
 			continue
 		}
 		last, ok, err := r.Bus.LastKV(ctx, w)
 		if err != nil || ok && last.Kind == bus.KindClear && last.Reason == reasonGone {
 			continue
 		}
-		r.log.Info("clearing a worker that left earlier", "worker", w.ID(), "workerSet", w.SetName())
+		r.log.Info("clearing a worker that is not followed any more", "worker", w.ID(), "workerSet", w.SetName())
 		m := &bus.KVMessage{Kind: bus.KindClear, Epoch: newEpoch(), Reason: reasonGone}
 		if _, err := r.Bus.PublishKV(ctx, r.Stream, w, m); err != nil {
 			return
 		}
-		r.gone(w)
+		if !listed {
+			r.gone(w)
+		}
 	}
 }
 
-func (r *relay) has(w bus.Worker) bool {
+// has tells whether the catalog lists w and whether a link follows its events.
+func (r *relay) has(w bus.Worker) (listed, followed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	k, ok := r.workers[w.SetName()+"/"+w.UID]
-	return ok && w.Rank < rankCount(k.spec)
+	if !ok {
+		return false, false
+	}
+	return w.Rank < rankCount(k.spec), w.Rank < len(k.links)
 }
 
 // gone reports that a worker left the catalog.

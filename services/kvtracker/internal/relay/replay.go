@@ -56,6 +56,11 @@ func (e errHole) Error() string { return fmt.Sprintf("replay goes on at %d", e.n
 // the next item then tells.
 func (l *link) sync(mode syncMode) bool {
 	s := l.session
+	if mode == syncConnect && l.digest == "" && l.next > 0 {
+		// The epoch is empty, and nothing would tell whether the engine that
+		// answers is the one whose numbers it counts.
+		l.known, l.why = false, reasonUnverified
+	}
 	ok := l.replayAll(mode, s)
 	if l.session != s || s.ctx.Err() != nil {
 		return false

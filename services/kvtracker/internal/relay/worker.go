@@ -29,6 +29,20 @@ type worker struct {
 
 func rankCount(w *routerv1.Worker) int { return int(min(max(w.GetRanks(), 1), maxRanks)) }
 
+// followedCount is the number of ranks, from 0, whose events can be followed.
+func followedCount(w *routerv1.Worker) int {
+	n := 0
+	for ; w.GetKvEvents() != "" && n < rankCount(w); n++ {
+		if _, err := rankEndpoint(w.GetKvEvents(), n); err != nil {
+			break
+		}
+		if _, err := rankEndpoint(w.GetKvReplay(), n); err != nil {
+			break
+		}
+	}
+	return n
+}
+
 // sameWorker tells whether nothing changed that would need a new connection.
 func sameWorker(a, b *routerv1.Worker) bool { return proto.Equal(a, b) }
 
@@ -37,10 +51,11 @@ func (r *relay) start(ctx context.Context, spec *routerv1.Worker) *worker {
 	w := &worker{relay: r, spec: spec, cancel: cancel}
 	s := newScraper(r, spec)
 	w.wg.Go(func() { s.run(ctx) })
-	if spec.GetKvEvents() == "" {
-		return w
+	followed := followedCount(spec)
+	if spec.GetKvEvents() != "" && followed < rankCount(spec) {
+		r.log.Warn("some ranks of the worker have no event endpoint", "worker", spec.GetUid(), "followed", followed)
 	}
-	for rank := range rankCount(spec) {
+	for rank := range followed {
 		l, err := newLink(r, spec, rank)
 		if err != nil {
 			r.log.Warn("worker's event endpoint cannot be used", "worker", spec.GetUid(), "err", err)
@@ -52,16 +67,17 @@ func (r *relay) start(ctx context.Context, spec *routerv1.Worker) *worker {
 	return w
 }
 
-// stop ends the worker; ranks from keep on have left the catalog.
-func (w *worker) stop(keep int) {
+// stop ends the worker. That many ranks stay in the catalog, and that many of
+// them will be followed again: what is known of the others goes.
+func (w *worker) stop(ranks, followed int) {
 	w.cancel()
 	w.wg.Wait()
 	var wg sync.WaitGroup
 	for rank, l := range w.links {
-		wg.Go(func() { l.stop(rank >= keep) })
+		wg.Go(func() { l.stop(rank >= followed) })
 	}
 	wg.Wait()
-	for rank := keep; rank < rankCount(w.spec); rank++ {
+	for rank := ranks; rank < rankCount(w.spec); rank++ {
 		id, err := bus.ParseWorker(w.spec.GetUid()+"/"+strconv.Itoa(rank), w.spec.GetWorkerSet())
 		if err == nil {
 			w.relay.gone(id)

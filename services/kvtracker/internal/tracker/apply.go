@@ -134,6 +134,9 @@ func (t *Tracker) applyBatch(ctx context.Context, id bus.Worker, m *bus.KVMessag
 		daemon.Logger(ctx).Warn("KV events are missing: worker cleared", "worker", w.id, "from", w.next, "to", m.First-1)
 		w.next, w.complete = m.First, false
 	}
+	if w.next == 0 {
+		w.complete = true // an engine's first batch is 0
+	}
 	skip := int(w.next - m.First)
 	caughtUp := t.caughtUp
 	t.mu.Unlock()
