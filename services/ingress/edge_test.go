@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -226,5 +227,24 @@ func TestPromptFillsContext(t *testing.T) {
 		if resp.StatusCode != status || status == 400 && !strings.Contains(body, openai.CodeContextLength) {
 			t.Errorf("%d tokens: got %d %s", n, resp.StatusCode, body)
 		}
+	}
+}
+
+// Pictures in a request count as a few tokens, not as their text, but tell
+// requests apart.
+func TestApproximateMedia(t *testing.T) {
+	e := start(t, nil).ready()
+	e.router.routes(newWorker(t, "w", refuses(200, whole)))
+	ask := func(picture string) *routerv1.Prompt {
+		e.post(chatPath, `{"model":"chat","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,`+picture+`"}},`+
+			`{"type":"text","text":"`+strings.Repeat("what is this? ", 20)+`"}]}]}`)
+		return e.router.sent()[0]
+	}
+	a, again, b := ask(strings.Repeat("iVBORw0K", 100_000)), ask(strings.Repeat("iVBORw0K", 100_000)), ask(strings.Repeat("iVBORw0J", 100_000))
+	if !a.GetApproximate() || a.GetTokens() > 2000 {
+		t.Errorf("%d tokens", a.GetTokens())
+	}
+	if !slices.Equal(a.GetBlockHashes(), again.GetBlockHashes()) || a.GetBlockHashes()[len(a.GetBlockHashes())-1] == b.GetBlockHashes()[len(b.GetBlockHashes())-1] {
+		t.Error("the same picture has other hashes, or another one the same")
 	}
 }

@@ -12,6 +12,7 @@ package prompt
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"log/slog"
@@ -43,6 +44,8 @@ const (
 	approxBytes = 4
 	// approxBlock is the block size in such tokens while none is known.
 	approxBlock = 64
+	// maxBase64 bytes of a picture count: 256 tokens.
+	maxBase64 = 1024
 )
 
 // Settings of a Maker.
@@ -214,10 +217,11 @@ func pack(r *openai.Request) []uint32 {
 	if r.PromptTokens != nil { // the engine cuts them
 		return r.PromptTokens
 	}
-	parts := [...][]byte{r.Tools, r.Messages, []byte(r.Prompt)}
-	if n := len(r.Messages); n > 0 {
-		parts[1] = r.Messages[:n-1] // the bracket at the end is where the next turn goes on
+	messages := r.Messages
+	if n := len(messages); n > 0 {
+		messages = messages[:n-1] // the bracket at the end is where the next turn goes on
 	}
+	parts := [...][]byte{r.Tools, shorten(messages), []byte(r.Prompt)}
 	n := 0
 	for _, p := range parts {
 		n += (len(p) + approxBytes - 1) / approxBytes
@@ -235,3 +239,36 @@ func pack(r *openai.Request) []uint32 {
 	}
 	return ids
 }
+
+// shorten cuts long stretches of base64, which are pictures or sound, to
+// maxBase64 bytes with a digest of the rest: engines make hundreds of tokens
+// of them, not hundreds of thousands.
+func shorten(text []byte) []byte {
+	var out []byte
+	done := 0
+	for i := 0; i < len(text); i++ {
+		start := i
+		for i < len(text) && isBase64[text[i]] {
+			i++
+		}
+		if i-start > maxBase64 {
+			head := start + maxBase64 - sha256.Size
+			sum := sha256.Sum256(text[head:i])
+			out = append(append(out, text[done:head]...), sum[:]...)
+			done = i
+		}
+	}
+	if out == nil {
+		return text
+	}
+	return append(out, text[done:]...)
+}
+
+// isBase64 holds base64's characters in both alphabets, and the backslash that
+// some encoders of JSON put before a slash.
+var isBase64 = func() (set [256]bool) {
+	for _, c := range []byte("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_=\\") {
+		set[c] = true
+	}
+	return set
+}()
