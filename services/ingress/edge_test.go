@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/kinference/kinference/internal/openai"
 	"github.com/kinference/kinference/internal/rpc"
@@ -246,5 +247,36 @@ func TestApproximateMedia(t *testing.T) {
 	}
 	if !slices.Equal(a.GetBlockHashes(), again.GetBlockHashes()) || a.GetBlockHashes()[len(a.GetBlockHashes())-1] == b.GetBlockHashes()[len(b.GetBlockHashes())-1] {
 		t.Error("the same picture has other hashes, or another one the same")
+	}
+}
+
+// Workers are not asked to render pictures: it takes them long, and they would
+// do it twice. One slow answer does not put an endpoint out of use.
+func TestAskingIsForgiving(t *testing.T) {
+	list, text := ids(40)
+	var stuck atomic.Bool
+	a := &asked{}
+	a.render = func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		if stuck.Load() {
+			<-r.Context().Done()
+			return
+		}
+		_, _ = io.WriteString(w, `{"token_ids":`+text+`}`)
+	}
+	e := startAsked(t, a, func(c *ingress.Config) { c.PromptTimeout, c.PromptRetry = 500*time.Millisecond, time.Hour })
+	e.post(chatPath, `{"model":"chat","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"https://example.com/x"}}]}]}`)
+	if n := a.renders.Load() + a.others.Load(); n != 0 || !e.router.sent()[0].GetApproximate() {
+		t.Errorf("%d questions for a picture", n)
+	}
+	stuck.Store(true)
+	e.post(chatPath, chatRequest(false, ""))
+	if !e.router.sent()[0].GetApproximate() {
+		t.Error("exact without an answer")
+	}
+	stuck.Store(false)
+	e.post(chatPath, chatRequest(false, ""))
+	if p := e.router.sent()[0]; p.GetApproximate() || int(p.GetTokens()) != len(list) {
+		t.Errorf("after one slow answer: %v", p)
 	}
 }

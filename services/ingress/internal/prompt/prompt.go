@@ -11,6 +11,7 @@
 package prompt
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -161,7 +162,7 @@ func (m *Maker) Make(ctx context.Context, r *openai.Request, profiles []*catalog
 			q.Mode, q.IDs, q.Cached = Local, out[i-1].IDs, out[i-1].Cached
 		case local.encode(r, q):
 			q.Mode = Local
-		case ask != nil && len(p.Workers) > 0:
+		case ask != nil && len(p.Workers) > 0 && !hasMedia(r.Messages):
 			if deadline == nil {
 				var cancel context.CancelFunc
 				deadline, cancel = context.WithTimeout(ctx, m.set.WorkerTime)
@@ -208,6 +209,22 @@ func (m *model) encode(r *openai.Request, q *Prompt) bool {
 	}
 	q.IDs, q.Cached = m.cache.Encode(text, r.AddSpecial)
 	return true
+}
+
+// mediaParts are members of content parts that are no text. Inside of strings
+// their quotes would be escaped.
+var mediaParts = [...]string{`"image_url"`, `"input_image"`, `"image_embeds"`, `"image_pil"`, `"input_audio"`, `"audio_url"`, `"audio_embeds"`, `"video_url"`}
+
+// hasMedia reports whether messages have pictures or sound. Workers are not
+// asked about those: they would fetch and prepare them twice, and the tokens
+// that stand for a picture are the same for all pictures.
+func hasMedia(messages []byte) bool {
+	for _, name := range mediaParts {
+		if bytes.Contains(messages, []byte(name)) {
+			return true
+		}
+	}
+	return false
 }
 
 // pack makes pseudo tokens of the text of r: tools first, as templates put

@@ -20,12 +20,17 @@ import (
 // a multi-modal prompt, which we then do without.
 const maxIDs = 8 << 20
 
+// maxFaults is how often in a row workers may fail to tell, or be too slow,
+// until they are not asked for a while. One long prompt is not their fault.
+const maxFaults = 3
+
 // asker knows what the workers of one profile can be asked. What they lack, or
-// were too slow for, is tried again after a while.
+// failed to tell again and again, is tried again after a while.
 type asker struct {
-	mu    sync.Mutex
-	next  int                // worker whose turn it is
-	pause map[Mode]time.Time // not before
+	mu     sync.Mutex
+	next   int                // worker whose turn it is
+	pause  map[Mode]time.Time // not before
+	faults map[Mode]int       // in a row
 }
 
 // ask gets the token ids of r from a worker. The mode is Approximate when
@@ -41,24 +46,47 @@ func (a *asker) ask(ctx context.Context, set *Settings, r *openai.Request, p *ca
 			continue
 		}
 		ids, status, err := query(ctx, set.Transport, mode, worker, r, p)
+		lacks := status == http.StatusNotFound || status == http.StatusMethodNotAllowed
 		switch {
 		case err == nil:
+			a.told(mode)
 			return ids, mode
-		case status >= 400 && status < 500 && status != http.StatusNotFound && status != http.StatusMethodNotAllowed:
+		case status >= 400 && status < 500 && !lacks:
 			// The request is at fault; the worker that gets it will say so.
 			return nil, Approximate
 		case ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled):
 			return nil, Approximate // the client left, which says nothing of the worker
 		}
-		a.mu.Lock()
-		if a.pause == nil {
-			a.pause = map[Mode]time.Time{}
+		if a.failed(mode, lacks, set.Retry) {
+			set.Log.Info("worker does not tell token ids", "profile", p.ID, "mode", string(mode), "status", status, "err", err, "retry_in", set.Retry.String())
 		}
-		a.pause[mode] = time.Now().Add(set.Retry)
-		a.mu.Unlock()
-		set.Log.Info("worker does not tell token ids", "profile", p.ID, "mode", string(mode), "status", status, "err", err, "retry_in", set.Retry.String())
+		if ctx.Err() != nil {
+			break // no time left to ask another way
+		}
 	}
 	return nil, Approximate
+}
+
+func (a *asker) told(mode Mode) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.faults, mode)
+}
+
+// failed notes that a worker did not tell; it reports whether that makes us
+// stop asking for a while.
+func (a *asker) failed(mode Mode, lacks bool, retry time.Duration) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.pause == nil {
+		a.pause, a.faults = map[Mode]time.Time{}, map[Mode]int{}
+	}
+	if a.faults[mode]++; !lacks && a.faults[mode] < maxFaults {
+		return false
+	}
+	delete(a.faults, mode)
+	a.pause[mode] = time.Now().Add(retry)
+	return true
 }
 
 // query asks one worker. status is 0 when there was no answer.
