@@ -74,7 +74,7 @@ func newMetrics(m metric.Meter, s *server) (*metrics, error) {
 		workers, c, ps := s.workers, s.resources, s.problems
 		s.mu.Unlock()
 		for _, w := range s.scheduler.Workers() {
-			if workers[w.Worker] {
+			if _, ok := workers[w.Worker]; ok {
 				at := metric.WithAttributes(attribute.String("worker", w.Worker))
 				o.ObserveFloat64(inFlight, float64(w.InFlight), at)
 				o.ObserveFloat64(slowness, w.Slowness, at)

@@ -43,7 +43,9 @@ type server struct {
 	mu        sync.Mutex
 	resources *resources.Catalog // newest good one; nil before it
 	problems  resources.Problems
-	workers   map[string]bool // ids of ranks in resources
+	workers   map[string]string // URLs by ids of the ranks in resources
+
+	publishing sync.Mutex // held from reading resources until they are published
 }
 
 // Run serves until ctx is done. It is ready once the first good catalog is
@@ -65,7 +67,7 @@ func (s *Service) Run(ctx context.Context) error {
 	srv := &server{
 		Config: c, log: daemon.Logger(ctx), scheduler: scheduler,
 		affinity: &affinity.Table{}, decisions: decisions.New(c.DecisionLog), catalog: catalog.NewPublisher(),
-		workers: map[string]bool{},
+		workers: map[string]string{},
 	}
 	srv.fleet = fleet.New(srv.restarted)
 	if srv.metrics, err = newMetrics(daemon.Meter(ctx), srv); err != nil {
@@ -109,20 +111,20 @@ func (s *server) apply(ctx context.Context, c *resources.Catalog, ps resources.P
 		return
 	}
 	s.resources = c
-	workers := map[string]bool{}
+	workers := map[string]string{}
 	var endpoints []fleet.Endpoint
 	for _, set := range c.Sets {
 		for i := range set.Workers {
 			w := &set.Workers[i]
 			endpoints = append(endpoints, fleet.Endpoint{UID: w.UID, URL: w.URL})
 			for _, id := range w.Ranks {
-				workers[id] = true
+				workers[id] = w.URL
 			}
 		}
 	}
 	var gone []string
-	for id := range s.workers {
-		if !workers[id] {
+	for id, url := range s.workers {
+		if workers[id] != url { // at another address is another engine
 			gone = append(gone, id)
 		}
 	}
@@ -133,7 +135,7 @@ func (s *server) apply(ctx context.Context, c *resources.Catalog, ps resources.P
 		s.affinity.Forget(id)
 	}
 	s.fleet.Watch(endpoints)
-	v := s.catalog.Publish(c, s.fleet)
+	v := s.republish()
 	s.log.Info("catalog loaded", "version", v.Number, "models", len(c.Models), "workers", len(endpoints))
 	daemon.Ready(ctx, true)
 }
@@ -146,13 +148,22 @@ func (s *server) publish(ctx context.Context) error {
 			return nil
 		case <-s.fleet.Changed():
 		}
-		s.mu.Lock()
-		c := s.resources
-		s.mu.Unlock()
-		if c != nil {
-			s.catalog.Publish(c, s.fleet)
-		}
+		s.republish()
 	}
+}
+
+// republish publishes the newest resources with what the fleet knows of them;
+// nil while there are none. Older resources are never published after newer.
+func (s *server) republish() *catalog.Version {
+	s.publishing.Lock()
+	defer s.publishing.Unlock()
+	s.mu.Lock()
+	c := s.resources
+	s.mu.Unlock()
+	if c == nil {
+		return nil
+	}
+	return s.catalog.Publish(c, s.fleet)
 }
 
 // restarted is told of a worker whose engine process is a new one.

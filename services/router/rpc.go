@@ -302,7 +302,7 @@ func (s *server) Report(ctx context.Context, req *routerv1.ReportRequest) (*rout
 func (s *server) moved(ctx context.Context, now time.Time, id string, m *routerv1.Moved) {
 	s.metrics.movedAway(ctx, m.GetReason())
 	s.mu.Lock()
-	known := s.workers[m.GetWorker()]
+	_, known := s.workers[m.GetWorker()]
 	s.mu.Unlock()
 	if !known { // a catalog of the past, or nonsense: the ledger must not grow by it
 		return
