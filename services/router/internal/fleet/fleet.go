@@ -139,9 +139,10 @@ func (t *Table) Lookup(now time.Time, uid, id string) State {
 	return s
 }
 
-// settled tells whether the tracker says of every endpoint that it is ready,
-// so that there is nothing for the prober to find out.
-func (t *Table) settled(now time.Time) bool {
+// due lists the endpoints that a probe can tell something about: those that the
+// tracker does not call ready, and those that never were asked. One that was
+// asked less than gap ago is left alone.
+func (t *Table) due(now time.Time, gap time.Duration) []Endpoint {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	fine := map[string]bool{}
@@ -150,12 +151,13 @@ func (t *Table) settled(now time.Time) bool {
 		ok, seen := fine[uid]
 		fine[uid] = (ok || !seen) && tr.Ready && t.trusted(tr, now)
 	}
+	var due []Endpoint
 	for _, e := range t.endpoints {
-		if !fine[e.UID] {
-			return false
+		if p, asked := t.probed[e.UID]; !asked || !fine[e.UID] && now.Sub(p.at) >= gap {
+			due = append(due, e)
 		}
 	}
-	return true
+	return due
 }
 
 // BlockSize returns the block size that most workers of a set use; 0 while

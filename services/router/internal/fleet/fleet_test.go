@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"testing"
 	"time"
 
@@ -63,7 +64,7 @@ func TestLookup(t *testing.T) {
 				table.end()
 			}
 			if tt.probe != nil {
-				table.answered("w", *tt.probe)
+				table.answered(Endpoint{UID: "w"}, *tt.probe)
 			}
 			got := table.Lookup(start.Add(tt.at), "w", "w/0")
 			if got.Ready != tt.want || got.Ready == (got.Why != "") {
@@ -165,10 +166,38 @@ func TestProbe(t *testing.T) {
 func TestMaxModelLenIsTheLeast(t *testing.T) {
 	table := New(nil)
 	table.Watch([]Endpoint{{UID: "a"}, {UID: "b"}})
-	table.answered("a", probed{at: start, ok: true, maxLen: map[string]int{"m": 4096}})
-	table.answered("b", probed{at: start, ok: true, maxLen: map[string]int{"m": 2048}})
-	table.answered("b", probed{at: start}) // what it said before still holds
+	table.answered(Endpoint{UID: "a"}, probed{at: start, ok: true, maxLen: map[string]int{"m": 4096}})
+	table.answered(Endpoint{UID: "b"}, probed{at: start, ok: true, maxLen: map[string]int{"m": 2048}})
+	table.answered(Endpoint{UID: "b"}, probed{at: start}) // what it said before still holds
 	if got := table.MaxModelLen([]string{"a", "b", "c"}, "m"); got != 2048 {
 		t.Errorf("got %d, want 2048", got)
 	}
+}
+
+// Workers that are fine are left alone, however often another one flaps.
+func TestDue(t *testing.T) {
+	table := New(nil)
+	a, b, c := Endpoint{"a", "http://a"}, Endpoint{"b", "http://b"}, Endpoint{"c", "http://c"}
+	table.Watch([]Endpoint{a, b, c})
+	table.begin()
+	table.Update(start, message(true, state("a/0", true, 0), state("b/0", true, 0), state("b/1", false, 0)))
+	expect := func(what string, at time.Time, gap time.Duration, want ...Endpoint) {
+		t.Helper()
+		if got := table.due(at, gap); !slices.Equal(got, want) {
+			t.Errorf("%s: due are %v, want %v", what, got, want)
+		}
+	}
+	expect("never asked", start, time.Second, a, b, c)
+	for _, e := range []Endpoint{a, b, c} {
+		table.answered(e, probed{at: start, ok: true})
+	}
+	expect("just asked", start.Add(time.Second/2), time.Second)
+	expect("not ready, and unknown to the tracker", start.Add(time.Second), time.Second, b, c)
+	expect("word too old", start.Add(trustReady), time.Second, a, b, c)
+
+	// At another address is another engine, of which nothing is known.
+	moved := Endpoint{"a", "http://a2"}
+	table.Watch([]Endpoint{moved, b, c})
+	table.answered(a, probed{at: start, ok: true}) // was under way
+	expect("moved", start, time.Second, moved)
 }

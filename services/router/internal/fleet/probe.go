@@ -6,6 +6,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -19,19 +20,24 @@ type Endpoint struct {
 const (
 	probeTimeout  = 2 * time.Second
 	probeParallel = 32
-	// probeRarely is how many rounds make one while the tracker says that
-	// all are ready, and only context lengths are to be learned.
+	// probeRarely is every how many intervals all endpoints are asked: of those
+	// that the tracker calls ready only context lengths are to be learned.
 	probeRarely  = 15
 	maxModelBody = 1 << 20
 )
 
-// Watch sets the endpoints to probe and forgets the others.
+// Watch sets the endpoints to probe and forgets the others, also those that
+// have another address now.
 func (t *Table) Watch(endpoints []Endpoint) {
 	t.mu.Lock()
+	before := map[string]string{}
+	for _, e := range t.endpoints {
+		before[e.UID] = e.URL
+	}
 	t.endpoints = endpoints
 	known := map[string]bool{}
 	for _, e := range endpoints {
-		known[e.UID] = true
+		known[e.UID] = before[e.UID] == e.URL
 	}
 	maps.DeleteFunc(t.probed, func(uid string, _ probed) bool { return !known[uid] })
 	maps.DeleteFunc(t.suspects, func(uid string, _ time.Time) bool { return !known[uid] })
@@ -39,8 +45,8 @@ func (t *Table) Watch(endpoints []Endpoint) {
 	notify(t.kick)
 }
 
-// Probe asks the endpoints for their health and models each interval until
-// ctx is done.
+// Probe asks the endpoints of which the tracker says nothing good for their
+// health and models, each interval and when there is news, until ctx is done.
 func (t *Table) Probe(ctx context.Context, interval time.Duration) error {
 	client := &http.Client{
 		Timeout:       probeTimeout,
@@ -50,24 +56,26 @@ func (t *Table) Probe(ctx context.Context, interval time.Duration) error {
 	defer client.CloseIdleConnections()
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
-	for round := 0; ; round++ {
+	for round := 0; ; {
+		var endpoints []Endpoint
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-t.kick:
+			endpoints = t.due(time.Now(), interval/10)
 		case <-tick.C:
-			if round%probeRarely != 0 && t.settled(time.Now()) {
-				continue
+			if round%probeRarely == 0 {
+				endpoints = t.all()
+			} else {
+				endpoints = t.due(time.Now(), 0)
 			}
+			round++
 		}
-		t.mu.RLock()
-		endpoints := t.endpoints
-		t.mu.RUnlock()
 		var g errgroup.Group
 		g.SetLimit(probeParallel)
 		for _, e := range endpoints {
 			g.Go(func() error {
-				t.answered(e.UID, probe(ctx, client, e.URL))
+				t.answered(e, probe(ctx, client, e.URL))
 				return nil
 			})
 		}
@@ -75,22 +83,24 @@ func (t *Table) Probe(ctx context.Context, interval time.Duration) error {
 	}
 }
 
+func (t *Table) all() []Endpoint {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.endpoints
+}
+
 // answered enters the answer of one endpoint.
-func (t *Table) answered(uid string, p probed) {
+func (t *Table) answered(e Endpoint, p probed) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	still := false
-	for _, e := range t.endpoints {
-		still = still || e.UID == uid
-	}
-	if !still {
+	if !slices.Contains(t.endpoints, e) { // it left meanwhile
 		return
 	}
-	old, known := t.probed[uid]
+	old, known := t.probed[e.UID]
 	if p.maxLen == nil { // it may be known from before
 		p.maxLen = old.maxLen
 	}
-	t.probed[uid] = p
+	t.probed[e.UID] = p
 	if !known || old.ok != p.ok || !maps.Equal(old.maxLen, p.maxLen) {
 		notify(t.changed)
 	}
