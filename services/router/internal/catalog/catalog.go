@@ -8,6 +8,7 @@
 package catalog
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"sync"
@@ -65,7 +66,15 @@ func (p *Publisher) Current() (*Version, <-chan struct{}) {
 func (p *Publisher) Publish(c *resources.Catalog, states States) *Version {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	m := build(c, states)
+	// A tracker that has just started does not know the block sizes yet, and
+	// without one no prompt can be hashed: what was learned holds until then.
+	sizes := map[string]uint32{}
+	if p.now != nil {
+		for _, profile := range p.now.Message.Catalog.Profiles {
+			sizes[profile.Id] = profile.BlockSize
+		}
+	}
+	m := build(c, states, sizes)
 	if p.now != nil {
 		m.Version = p.now.Number
 		if p.now.Resources == c && proto.Equal(m, p.now.Message.Catalog) {
@@ -81,7 +90,8 @@ func (p *Publisher) Publish(c *resources.Catalog, states States) *Version {
 	return p.now
 }
 
-func build(c *resources.Catalog, states States) *routerv1.Catalog {
+// build makes the message; sizes are the block sizes of profiles as known before.
+func build(c *resources.Catalog, states States, sizes map[string]uint32) *routerv1.Catalog {
 	out := &routerv1.Catalog{}
 	lengths := map[*resources.Profile]int{}
 	ready := map[*resources.WorkerSet]bool{}
@@ -108,7 +118,7 @@ func build(c *resources.Catalog, states States) *routerv1.Catalog {
 			out.Profiles = append(out.Profiles, &routerv1.Profile{
 				Id: p.ID, WorkerSet: s.Name, UpstreamModel: p.UpstreamModel, Lora: p.LoRA,
 				TokenizerPath: s.TokenizerPath, PassTokenIds: s.PassTokenIDs,
-				BlockSize: uint32(states.BlockSize(s.Name)), MaxModelLen: uint32(n),
+				BlockSize: cmp.Or(uint32(states.BlockSize(s.Name)), sizes[p.ID]), MaxModelLen: uint32(n),
 			})
 		}
 	}
