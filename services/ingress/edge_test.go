@@ -280,3 +280,22 @@ func TestAskingIsForgiving(t *testing.T) {
 		t.Errorf("after one slow answer: %v", p)
 	}
 }
+
+// Nothing follows [DONE], and the client does not wait for the worker's end.
+func TestAfterDone(t *testing.T) {
+	e := start(t, nil).ready()
+	left := make(chan struct{})
+	e.router.routes(newWorker(t, "w", func(w http.ResponseWriter, r *http.Request) {
+		answers(textChunk("a")+doneEvent+textChunk("late"), engineError)(w, r)
+		<-r.Context().Done()
+		close(left)
+	}))
+	resp, body := e.post(chatPath, chatRequest(true, ""))
+	if want := renamed(textChunk("a") + doneEvent); body != want {
+		t.Errorf("got %s", body)
+	}
+	if done, words := e.router.done(resp.Header.Get("X-Request-Id")); strings.Join(words, ", ") != "first token, ok" || done.GetOutputTokens() != 1 {
+		t.Errorf("reported %v, %v", words, done)
+	}
+	await(t, "the worker to be left", left)
+}

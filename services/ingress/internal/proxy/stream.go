@@ -27,7 +27,7 @@ var (
 // stream passes on an event stream.
 func (a *attempt) stream(w http.ResponseWriter, resp *http.Response) {
 	s := &stream{attempt: a, w: w, header: resp.Header, events: openai.NewReader(resp.Body, a.p.set.MaxEvent)}
-	for !s.over {
+	for !s.over && !s.done {
 		if e, ok := s.events.Buffered(); ok {
 			s.take(&e)
 			continue
@@ -35,9 +35,6 @@ func (a *attempt) stream(w http.ResponseWriter, resp *http.Response) {
 		if err := a.out.flush(); err != nil {
 			a.gone(err)
 			return
-		}
-		if s.done {
-			break
 		}
 		if a.r.Committed && !s.failed {
 			a.arm(a.p.set.Idle, errIdle)
@@ -51,15 +48,15 @@ func (a *attempt) stream(w http.ResponseWriter, resp *http.Response) {
 			a.timer.Stop() // a slow client is not the worker's fault
 		}
 	}
+	if err := a.out.flush(); err != nil && a.r.Reason == Served {
+		a.gone(err)
+	}
 	if s.done {
 		a.arm(linger, errLinger)
 		for s.events.Fill() == nil {
 			for _, ok := s.events.Buffered(); ok; _, ok = s.events.Buffered() {
 			}
 		}
-	}
-	if err := a.out.flush(); err != nil && a.r.Reason == Served {
-		a.gone(err)
 	}
 }
 
