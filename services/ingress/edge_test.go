@@ -281,6 +281,19 @@ func TestAskingIsForgiving(t *testing.T) {
 	}
 }
 
+// Whole JSON in place of a stream would look like an empty one to SDKs.
+func TestNoStream(t *testing.T) {
+	e := start(t, nil).ready()
+	e.router.routes(newWorker(t, "bad", refuses(200, whole)), newWorker(t, "good", answers(textChunk("a"), doneEvent)))
+	resp, body := e.post(chatPath, chatRequest(true, ""))
+	if want := renamed(textChunk("a") + doneEvent); body != want {
+		t.Errorf("got %s", body)
+	}
+	if _, words := e.router.done(resp.Header.Get("X-Request-Id")); strings.Join(words, ", ") != "moved to good after status, first token, ok" {
+		t.Errorf("reported %v", words)
+	}
+}
+
 // Nothing follows [DONE], and the client does not wait for the worker's end.
 func TestAfterDone(t *testing.T) {
 	e := start(t, nil).ready()

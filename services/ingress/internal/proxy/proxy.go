@@ -269,7 +269,7 @@ func retryAfter(h http.Header) time.Duration {
 	return time.Second
 }
 
-// whole passes on an answer that is no stream. It is read to its end first,
+// whole passes on an answer that is no stream, if none was asked for. It is read to its end first,
 // so that a client never gets half of one; engines send it in one go anyway.
 func (a *attempt) whole(w http.ResponseWriter, resp *http.Response) {
 	body, err := readAll(resp, a.p.set.MaxAnswer)
@@ -284,6 +284,11 @@ func (a *attempt) whole(w http.ResponseWriter, resp *http.Response) {
 	}
 	if a.chunk.Error.Given() { // an error under status 200
 		a.errorEvent()
+		return
+	}
+	if a.c.Stream { // SDKs would take it for an empty stream
+		a.fail(Status, errors.New("no event stream"))
+		a.r.Err = openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The model server gave no valid answer.")
 		return
 	}
 	a.r.Usage.Merge(a.chunk.Usage)
