@@ -20,7 +20,7 @@ demo: ## Run the demo: three simulated workers, before and after; writes out/dem
 	@CGO_ENABLED=0 go build -o bin/ ./cmd/kinference
 	bin/kinference demo --out out
 
-dev: build ## Serve the sample resources in front of a simulated fleet, until interrupted.
+dev: build ## Serve in front of a simulated fleet, until interrupted.
 	scripts/dev.sh
 
 test: ## Install what the tests need, then run all of them (what CI runs).

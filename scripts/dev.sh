@@ -1,12 +1,23 @@
 #!/usr/bin/env bash
 # A simulated fleet with the control plane in front of it, until interrupted.
+# Arguments go to `kinference serve`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 conf=$(mktemp -d)
-pids=()
-trap 'for p in "${pids[@]}"; do kill "$p" 2>/dev/null || true; done; wait; rm -rf "$conf"' EXIT
-bin/fleetsim --workers 3 --time-scale 1 --print-config > "$conf/fleet.yaml.tmp" &
-pids+=($!)
-until grep -q kvReplay "$conf/fleet.yaml.tmp" 2>/dev/null; do kill -0 "${pids[0]}"; read -rt 0.1 <> <(:) || true; done
-mv "$conf/fleet.yaml.tmp" "$conf/fleet.yaml"
-bin/kinference serve --config "$conf" "$@"
+bin/fleetsim --workers 3 --print-config > "$conf/fleet.tmp" &
+fleet=$!
+trap 'kill "$fleet" 2>/dev/null || true; wait; rm -rf "$conf"' EXIT
+until grep -qs InferencePool "$conf/fleet.tmp"; do
+  kill -0 "$fleet" # it ended: so does this
+  sleep 0.1
+done
+mv "$conf/fleet.tmp" "$conf/fleet.yaml"
+cat <<'END'
+Three simulated workers (no GPU) and Kinference in front of them; Ctrl-C ends both. From another terminal:
+
+  curl -i http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \
+    -d '{"model": "Qwen/Qwen3.6-27B", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20, "stream": true}'
+  bin/kinfctl explain --router ROUTER_URL REQUEST_ID    # of the answer's x-request-id
+
+END
+bin/kinference serve --config "$conf" --log-level warn "$@"
