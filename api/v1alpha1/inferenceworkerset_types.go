@@ -113,7 +113,7 @@ const (
 type Metrics struct {
 	// Path on the engine's HTTP server. Default /metrics.
 	Path string `json:"path,omitempty"`
-	// Interval between scrapes, 50 ms to 5 s. Default 250ms.
+	// Interval between scrapes, 50 ms to 1 s. Default 250ms.
 	Interval Duration `json:"interval,omitempty"`
 }
 

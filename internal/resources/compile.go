@@ -15,6 +15,7 @@ import (
 // Defaults of the fields of an InferenceWorkerSet.
 const (
 	defaultPort       = 8000
+	defaultEventsPort = 5557
 	defaultReplayPort = 5558
 	defaultMetrics    = "/metrics"
 	defaultInterval   = 250 * time.Millisecond

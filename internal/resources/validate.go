@@ -1,6 +1,7 @@
 package resources
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/url"
@@ -30,6 +31,7 @@ const (
 	maxDestinations = 256
 	maxName         = 256
 	maxRanks        = 256
+	maxUID          = 253 // namespace.set.endpoint, as on the bus
 )
 
 // checker collects whether an object has errors.
@@ -88,12 +90,20 @@ func (c *checker) workerSet(s *v1alpha1.InferenceWorkerSetSpec) {
 		if e.Removals != "" {
 			c.oneOf("spec.kvEvents.removals", string(e.Removals), string(v1alpha1.RemovalsPerCopy), string(v1alpha1.RemovalsLastCopy))
 		}
+		published := func(w v1alpha1.WorkerEndpoint) bool { return w.KVEvents != "" }
+		switch {
+		case e.Port != 0 || s.Selector != nil:
+			c.rankPorts("spec.kvEvents.replayPort", cmp.Or(e.Port, defaultEventsPort), cmp.Or(e.ReplayPort, defaultReplayPort), s)
+		case !slices.ContainsFunc(s.Endpoints, published):
+			c.warnf("spec.kvEvents", "has no effect: no endpoint has a kvEvents address, and no port is given for all of them")
+		}
 	}
 	if m := s.Metrics; m != nil {
 		if m.Path != "" && !strings.HasPrefix(m.Path, "/") {
 			c.errorf("spec.metrics.path", "%q does not begin with /", abbreviate(m.Path))
 		}
-		c.duration("spec.metrics.interval", m.Interval, 50*time.Millisecond, 5*time.Second)
+		// A sample counts for two seconds: with rarer ones workers would seem to come and go.
+		c.duration("spec.metrics.interval", m.Interval, 50*time.Millisecond, time.Second)
 	}
 	if a := s.Accelerator; a != nil {
 		c.upTo("spec.accelerator.count", a.Count, 1024)
@@ -132,8 +142,17 @@ func (c *checker) endpoints(s *v1alpha1.InferenceWorkerSetSpec) {
 		} else {
 			urls[u] = e.Name
 		}
-		c.zmq(at+".kvEvents", e.KVEvents)
-		c.zmq(at+".kvReplay", e.KVReplay)
+		if n := len(c.namespace) + len(c.name) + len(e.Name) + 2; n > maxUID {
+			c.errorf(at+".name", "is too long: with namespace and name of the set it has %d bytes, more than %d", n, maxUID)
+		}
+		events, ok := c.zmq(at+".kvEvents", e.KVEvents)
+		replay, too := c.zmq(at+".kvReplay", e.KVReplay)
+		if ok && too && events.host != replay.host {
+			replay.port = 0 // each has all ports for itself
+		}
+		if ok {
+			c.rankPorts(at+".kvReplay", events.port, replay.port, s)
+		}
 		if e.KVReplay != "" && e.KVEvents == "" {
 			c.errorf(at+".kvReplay", "is of no use without kvEvents")
 		}
@@ -307,15 +326,43 @@ func (c *checker) duration(field string, d v1alpha1.Duration, lo, hi time.Durati
 	}
 }
 
-func (c *checker) zmq(field, address string) {
+// socket is a ZMQ address of rank 0.
+type socket struct {
+	host string
+	port int32
+}
+
+// zmq checks an address; ok is false where there is none, or a wrong one.
+func (c *checker) zmq(field, address string) (s socket, ok bool) {
 	if address == "" {
-		return
+		return s, false
 	}
 	rest, ok := strings.CutPrefix(address, "tcp://")
 	if !ok {
 		c.errorf(field, "%q is not an address such as tcp://host:5557", abbreviate(address))
-	} else if err := hostPort(rest); err != nil {
+		return s, false
+	}
+	if err := hostPort(rest); err != nil {
 		c.errorf(field, "%q: %v", abbreviate(address), err)
+		return s, false
+	}
+	host, port, _ := net.SplitHostPort(rest)
+	n, _ := strconv.Atoi(port)
+	return socket{host, int32(n)}, true
+}
+
+// rankPorts checks that the sockets of every rank have ports of their own: rank
+// r is at port + r. replay is 0 for none.
+func (c *checker) rankPorts(field string, events, replay int32, s *v1alpha1.InferenceWorkerSetSpec) {
+	if s.DataParallel == nil || s.DataParallel.Ranks < 2 || s.DataParallel.Ranks > maxRanks {
+		return
+	}
+	ranks := s.DataParallel.Ranks
+	switch {
+	case max(events, replay)+ranks-1 > 65535:
+		c.errorf(field, "there are no ports for %d ranks from %d on", ranks, max(events, replay))
+	case replay > 0 && max(events-replay, replay-events) < ranks:
+		c.errorf(field, "the ports of %d ranks from %d and %d on overlap: rank r is at port + r", ranks, events, replay)
 	}
 }
 
