@@ -294,6 +294,39 @@ func TestNoStream(t *testing.T) {
 	}
 }
 
+// Credentials of whatever a client's platform calls them stay here.
+func TestCredentialHeaders(t *testing.T) {
+	e := start(t, nil).ready()
+	got := make(chan http.Header, 1)
+	e.router.routes(newWorker(t, "w", func(w http.ResponseWriter, r *http.Request) {
+		got <- r.Header
+		w.Header().Set("Alt-Svc", `h2="elsewhere:443"`)
+		w.Header().Set("X-Ratelimit-Remaining-Tokens", "5")
+		refuses(200, whole)(w, r)
+	}))
+	secret := []string{
+		"X-Goog-Api-Key", "Ocp-Apim-Subscription-Key", "X-Amz-Security-Token", "X-Auth-Request-Access-Token", "X-Goog-Iap-Jwt-Assertion", "X-Amzn-Oidc-Data",
+		"X-My-Secret", "X-Apikey", "X-Authenticated-User", "X-Client-Cert", "Cf-Connecting-Ip", "True-Client-Ip",
+	}
+	header := []string{"X-Session-Id", "s", "User-Agent", "u"}
+	for _, name := range secret {
+		header = append(header, name, "x")
+	}
+	resp, _ := e.post(chatPath, chatRequest(false, ""), header...)
+	h := <-got
+	for _, name := range secret {
+		if h.Get(name) != "" {
+			t.Errorf("the worker got %s", name)
+		}
+	}
+	if h.Get("X-Session-Id") != "s" || h.Get("User-Agent") != "u" {
+		t.Errorf("the worker got %v", h)
+	}
+	if resp.Header.Get("Alt-Svc") != "" || resp.Header.Get("X-Ratelimit-Remaining-Tokens") != "5" {
+		t.Errorf("the client got %v", resp.Header)
+	}
+}
+
 // Nothing follows [DONE], and the client does not wait for the worker's end.
 func TestAfterDone(t *testing.T) {
 	e := start(t, nil).ready()

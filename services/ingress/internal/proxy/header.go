@@ -3,6 +3,7 @@ package proxy
 import (
 	"net/http"
 	"net/textproto"
+	"slices"
 	"strings"
 )
 
@@ -12,9 +13,9 @@ import (
 var private = map[string]bool{
 	"Connection": true, "Keep-Alive": true, "Proxy-Connection": true, "Proxy-Authenticate": true, "Proxy-Authorization": true, "Te": true, "Trailer": true,
 	"Transfer-Encoding": true, "Upgrade": true, "Http2-Settings": true, "Expect": true, "Host": true, "Content-Length": true, "Content-Encoding": true, "Accept-Encoding": true,
-	"Content-Type": true, "Date": true, "Server": true,
+	"Content-Type": true, "Date": true, "Server": true, "Alt-Svc": true,
 	"Authorization": true, "Www-Authenticate": true, "Api-Key": true, "X-Api-Key": true, "Cookie": true, "Set-Cookie": true,
-	"Forwarded": true, "X-Real-Ip": true, "Via": true, "Traceparent": true, "Tracestate": true, "Baggage": true,
+	"Forwarded": true, "X-Real-Ip": true, "True-Client-Ip": true, "Cf-Connecting-Ip": true, "Via": true, "Traceparent": true, "Tracestate": true, "Baggage": true,
 	"X-Request-Id": true,
 	// Engine controls that only the control plane may use.
 	"X-Data-Parallel-Rank": true, "X-Vllm-Priority": true, "Endpoint-Load-Metrics-Format": true, "Endpoint-Load-Metrics": true,
@@ -23,10 +24,20 @@ var private = map[string]bool{
 
 var privatePrefixes = [...]string{"L5d-", "X-Kinference-", "X-Forwarded-", "X-Envoy-", "X-B3-"}
 
-// CleanHeader copies what may cross the gateway of a header.
+// secrets are words in the names that clouds, proxies and SDKs give to
+// credentials. No engine reads a header with one of them.
+var secrets = [...]string{"auth", "token", "secret", "key", "jwt", "oidc", "cert", "password", "credential"}
+
+// CleanHeader copies what of a client's header workers may get.
 func CleanHeader(h http.Header) http.Header {
 	out := make(http.Header, len(h)+8)
 	copyHeader(out, h)
+	for k := range out {
+		name := strings.ToLower(k)
+		if slices.ContainsFunc(secrets[:], func(word string) bool { return strings.Contains(name, word) }) {
+			delete(out, k)
+		}
+	}
 	return out
 }
 
