@@ -25,6 +25,11 @@ func (s *Scheduler) estimate(t float64, c *Candidate, est *Estimate) {
 	w := s.worker(c)
 	speed := s.speed(c.Class)
 	slow := s.slowness(w)
+	fresh := c.Load.Known && c.Load.Age >= 0 && c.Load.Age.Seconds()*s.scale <= s.fresh
+	at := t - c.Load.Age.Seconds()*s.scale
+	if fresh {
+		s.reconcile(t, at, w, &c.Load)
+	}
 	*est = Estimate{
 		Worker: c.Worker, Profile: c.Profile, Tokens: max(c.Tokens, 0),
 		InFlight: w.inFlight(), Load: c.Load, Slowness: slow, w: w, c: c,
@@ -51,9 +56,7 @@ func (s *Scheduler) estimate(t float64, c *Candidate, est *Estimate) {
 
 	// Who else is there.
 	b, ctx, wait := float64(len(w.running)), w.context, w.queue(t)
-	fresh := c.Load.Known && c.Load.Age >= 0 && c.Load.Age.Seconds()*s.scale <= s.fresh
 	if fresh {
-		at := t - c.Load.Age.Seconds()*s.scale
 		w.sample(at, &c.Load)
 		tokens, work := w.meanTokens, w.meanWork
 		if tokens == 0 { // nothing routed there yet: they may be like this one

@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"cmp"
 	"container/list"
 	"math"
 	"slices"
@@ -218,6 +219,35 @@ func (s *Scheduler) expire(t float64) {
 	}
 }
 
+// lostAfter is how long before a load sample, in seconds of the caller's time, a
+// request must have been heard of to be in its gauges if it is still there.
+const lostAfter = 30
+
+// reconcile drops requests that a load sample taken at time at shows to be gone:
+// their ingress was restarted or their last report was lost, and until the lease
+// ended they would drive others away. Which ones they are is not known: the
+// longest silent go.
+func (s *Scheduler) reconcile(t, at float64, w *worker, l *Load) {
+	known := l.Running + l.Waiting
+	if w.seen(at) || !(known >= 0) {
+		return
+	}
+	var old []*entry
+	for _, list := range [][]*entry{w.waiting, w.running} {
+		for _, e := range list {
+			if e.heard < at-lostAfter*s.scale {
+				old = append(old, e)
+			}
+		}
+	}
+	slices.SortFunc(old, func(a, b *entry) int { return cmp.Compare(a.heard, b.heard) })
+	for len(old) > 0 && float64(len(old)) > known {
+		s.expired++
+		s.remove(t, old[0])
+		old = old[1:]
+	}
+}
+
 // remove takes an entry out of the ledger; nil is allowed.
 func (s *Scheduler) remove(t float64, e *entry) {
 	if e == nil {
@@ -301,10 +331,13 @@ func (w *worker) queue(t float64) float64 {
 	return max(w.drained-t, w.work-w.waiting[0].work, 0)
 }
 
+// seen tells whether a load sample taken at time at is the one seen last.
+func (w *worker) seen(at float64) bool { return math.Abs(at-w.sampled) < 1e-3 }
+
 // sample works out what a load sample taken at time at shows beyond our own
 // requests. The gauges are compared with the ledger as it was at that time.
 func (w *worker) sample(at float64, l *Load) {
-	if math.Abs(at-w.sampled) < 1e-3 {
+	if w.seen(at) {
 		return
 	}
 	w.sampled = at

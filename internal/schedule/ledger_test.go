@@ -2,6 +2,7 @@ package schedule
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -50,6 +51,40 @@ func TestForgottenRequestsExpire(t *testing.T) {
 	}
 	if n, expired := s.Totals(); n != 1 || expired != 1 {
 		t.Errorf("in flight %d, expired %d; want 1, 1", n, expired)
+	}
+}
+
+// Requests whose end nobody reports, because ingress died, leave the ledger when
+// the engine's gauges show that they are gone, and no others do.
+func TestLostRequestsLeave(t *testing.T) {
+	for _, tt := range []struct {
+		name          string
+		running, wait float64
+		after         time.Duration
+		want          int
+	}{
+		{"idle engine", 0, 0, 40 * time.Second, 0},
+		{"too early to tell", 0, 0, 20 * time.Second, 4},
+		{"two are gone", 1, 1, 40 * time.Second, 2},
+		{"all are there", 3, 1, 40 * time.Second, 4},
+		{"others are there too", 9, 9, 40 * time.Second, 4},
+		{"nonsense", math.NaN(), 0, 40 * time.Second, 4},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newScheduler(t, Settings{})
+			c := candidates("a", 1000, 100, nil)
+			for i := range 4 {
+				s.Decide(start, Request{ID: fmt.Sprint(i)}, c)
+			}
+			s.FirstToken(at(time.Second), "2", time.Second)
+			c[0].Load = Load{Running: tt.running, Waiting: tt.wait, Known: true}
+			if got := s.Decide(at(tt.after), Request{}, c).Estimates[0].InFlight; got != tt.want {
+				t.Errorf("in flight %d, want %d", got, tt.want)
+			}
+			if n, expired := s.Totals(); n != tt.want || expired != 4-tt.want {
+				t.Errorf("in flight %d, expired %d", n, expired)
+			}
+		})
 	}
 }
 
