@@ -8,9 +8,9 @@ import (
 // maxPagesWait bounds the wait for KV pages, in seconds; it is also the wait
 // when even all requests that we know of would not free enough. The accounting
 // is rough, and a long wait drives requests away from the worker that holds
-// their prefix to one where they need even more pages: at 60 s (routing2.md
-// section 2) the benchmark's S1over makes 1.6 requests/s, at 5 s 2.0, and S1hi
-// has a p90 of 0.82 and 0.74 s.
+// their prefix to one where they need even more pages: at 60 s the benchmark's
+// S1over makes 1.6 requests/s, at 5 s 2.0, and S1hi has a p90 of 0.82 and
+// 0.74 s (docs/decisions/0004).
 const maxPagesWait = 5
 
 func (s *Scheduler) speed(class string) *Speed {

@@ -30,7 +30,7 @@ func newLedger() ledger {
 		workers: map[string]*worker{},
 		groups:  map[string]*learned{},
 		silent:  list.New(),
-		output:  256, // until outputs were seen (routing2.md section 2)
+		output:  256, // until outputs were seen (docs/decisions/0004)
 	}
 }
 

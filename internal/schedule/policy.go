@@ -116,7 +116,7 @@ func (leastRequestsPolicy) Rank(order []int, r *Request, e []Estimate, rng *rand
 	slices.SortStableFunc(order, func(i, j int) int { return e[i].InFlight - e[j].InFlight })
 }
 
-// Predictions closer together than this are equal (routing2.md section 2).
+// Predictions closer together than this are equal (docs/decisions/0004).
 const (
 	tieShare   = 0.02
 	tieSeconds = 0.005

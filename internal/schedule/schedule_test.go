@@ -168,7 +168,7 @@ func TestPrediction(t *testing.T) {
 }
 
 func TestDefaultSpeedMatchesStudy(t *testing.T) {
-	// routing.md section 3: 20,300 unique tokens take 6.5 s, and a hit of
+	// docs/decisions/0004: 20,300 unique tokens take 6.5 s, and a hit of
 	// 25 of 26 blocks 0.3 s, latency included.
 	p := DefaultSpeeds()["l40s"]
 	if got := p.prefill(0, 20300, 0, 0) + p.Latency; got < 6.3 || got > 6.7 {

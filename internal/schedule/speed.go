@@ -34,7 +34,7 @@ type Speed struct {
 }
 
 // DefaultSpeeds returns the priors by accelerator class. They hold for a 27B
-// model in FP8: l40s is the fit of the design study (routing.md section 1),
+// model in FP8: l40s is a fit (docs/decisions/0004),
 // the others follow from it by memory bandwidth and peak arithmetic.
 func DefaultSpeeds() map[string]Speed {
 	l40s := Speed{W: 36.8e-3, A: 3.0e-4, Q: 1.62e-9, Ovh: 1.7e-3, S: 0.45e-3, K: 1.0e-7,
@@ -96,7 +96,7 @@ type learned struct {
 	hits    int     // samples in waste
 }
 
-// Calibration constants, from routing2.md section 2 where not noted.
+// Calibration constants, from docs/decisions/0004 where not noted.
 const (
 	maxClip  = 0.7  // most that one sample can say, in log units
 	minGain  = 0.05 // of a sample, once many were seen
