@@ -224,6 +224,51 @@ func TestStaleTrackerIsChecked(t *testing.T) {
 	w.route(request("1"))
 }
 
+// Where no relay follows a worker any more, what the index says of its cache
+// has no value, but what was routed there since has.
+func TestStaleIndexIsNotTrusted(t *testing.T) {
+	k := newTracker()
+	k.serve(t)
+	stale := func(s *kvtrackerv1.WorkerState) {
+		s.Ready, s.SampleAge.Seconds = false, 60
+	}
+	k.states = []*kvtrackerv1.WorkerState{ready("demo.sim.a/0", stale), ready("demo.sim.b/0", nil)}
+	k.match(map[string]uint32{"demo.sim.a/0": 160, "demo.sim.b/0": 16})
+	w := start(t, router.Config{KVTrackerURL: k.url()}, newEngine(t), newEngine(t))
+	w.until("the tracker's block size", blockSize(16))
+	matched := func(id string) map[string]uint32 {
+		for deadline := time.Now().Add(patience); ; {
+			got := map[string]uint32{}
+			for _, e := range w.route(request(id, hashes(1, 12)...)) {
+				got[e.Worker] = e.MatchedTokens
+			}
+			w.report(id, firstToken(50*time.Millisecond), done(0))
+			if len(got) == 2 { // a's probe has answered
+				return got
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("endpoints are %v", got)
+			}
+		}
+	}
+	if got := matched("1"); got["demo.sim.a/0"] != 0 || got["demo.sim.b/0"] < 16 {
+		t.Errorf("matched %v, want nothing for a", got)
+	}
+	if !w.measured("kinference_router_tracker_unavailable_total", `reason="stale"`) {
+		t.Error("nothing tells of it")
+	}
+	r := request("2", hashes(2, 12)...)
+	r.Exclude = []string{"demo.sim.b"}
+	w.route(r)
+	w.report("2", moved("demo.sim.b/0", "status"))
+	r.RequestId, r.Exclude = "3", nil
+	for _, e := range w.route(r) {
+		if e.Worker == "demo.sim.a/0" && e.MatchedTokens < 160 {
+			t.Errorf("%d tokens matched at a, which got this prompt a moment ago", e.MatchedTokens)
+		}
+	}
+}
+
 func TestApproximateKeepsAffinity(t *testing.T) {
 	w := start(t, router.Config{}, newEngine(t), newEngine(t), newEngine(t))
 	w.until("m ready", modelReady("m"))

@@ -28,6 +28,10 @@ const (
 	maxEndpoints = 8
 	// maxPrompts bounds the profiles of one request.
 	maxPrompts = 64
+	// indexStale is how long after its last sample what kvtracker says of a
+	// worker's cache counts: no relay has read its events since, and engines
+	// under load keep a prefix for some minutes.
+	indexStale = 30 * time.Second
 )
 
 // prompt is one routerv1.Prompt with its hashes as kvhash has them.
@@ -162,8 +166,8 @@ type overlap struct{ gpu, cpu int }
 type holding struct{ profile, worker string }
 
 // match asks kvtracker which workers hold what. Where that says nothing, for
-// approximate prompts and while the tracker is away or slow, the router's own
-// memory of what it routed stands in.
+// approximate prompts, while the tracker is away or slow and of workers whose
+// relay is away, the router's own memory of what it routed stands in.
 func (s *server) match(ctx context.Context, prompts map[string]*prompt, live []evaluate.Endpoint) map[holding]overlap {
 	out := map[holding]overlap{}
 	var queries []*kvtrackerv1.Query
@@ -177,7 +181,7 @@ func (s *server) match(ctx context.Context, prompts map[string]*prompt, live []e
 		}
 		asked[profile] = true
 		if p.Approximate {
-			s.recall(out, p)
+			s.recall(out, p, nil)
 			continue
 		}
 		exact = append(exact, p)
@@ -190,13 +194,27 @@ func (s *server) match(ctx context.Context, prompts map[string]*prompt, live []e
 	if why != "" {
 		s.metrics.trackerAway(ctx, why)
 		for _, p := range exact {
-			s.recall(out, p)
+			s.recall(out, p, nil)
 		}
 		return out
 	}
+	stale := map[string]bool{}
+	for i := range live {
+		if at := live[i].State.Sampled; !at.IsZero() && s.now().Sub(at) > indexStale {
+			stale[live[i].ID] = true
+		}
+	}
 	for i, r := range results {
 		for _, m := range r.Matches {
-			out[holding{exact[i].Profile, m.Worker}] = overlap{int(m.GpuTokens), int(m.CpuTokens)}
+			if !stale[m.Worker] {
+				out[holding{exact[i].Profile, m.Worker}] = overlap{int(m.GpuTokens), int(m.CpuTokens)}
+			}
+		}
+	}
+	if len(stale) > 0 {
+		s.metrics.trackerAway(ctx, "stale")
+		for _, p := range exact {
+			s.recall(out, p, stale)
 		}
 	}
 	return out
@@ -225,10 +243,13 @@ func (s *server) ask(ctx context.Context, queries []*kvtrackerv1.Query) (results
 	return resp.Results, ""
 }
 
-func (s *server) recall(out map[holding]overlap, p *prompt) {
+// recall enters what the router remembers of the workers in only; nil for all.
+func (s *server) recall(out map[holding]overlap, p *prompt, only map[string]bool) {
 	s.affinity.Match(s.now(), p.hashes, func(worker string, blocks int) {
-		n := blocks * int(p.BlockSize)
-		out[holding{p.Profile, worker}] = overlap{n, n}
+		if only == nil || only[worker] {
+			n := blocks * int(p.BlockSize)
+			out[holding{p.Profile, worker}] = overlap{n, n}
+		}
 	})
 }
 
