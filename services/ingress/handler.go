@@ -20,6 +20,9 @@ import (
 // ServeHTTP answers all paths. There is no mux: it would redirect odd paths
 // and answer unknown ones in its own form.
 func (v *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	// It holds for what the server reads after a refusal, too, so it is lifted
+	// only when a whole body is here. Writers without deadlines are those of tests.
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(v.BodyTimeout))
 	switch path := r.URL.Path; {
 	case path == openai.RouteChat.Path():
 		v.post(w, r, openai.RouteChat)
@@ -95,10 +98,6 @@ func newID() string {
 // gives the memory back; the error is nil with a nil body if the client left.
 func (x *exchange) readBody() (body []byte, release func(), e *openai.Error) {
 	release = func() {}
-	// It holds for what the server reads after a refusal, too, so it is lifted
-	// only when all is here.
-	ctl := http.NewResponseController(x.w)
-	_ = ctl.SetReadDeadline(time.Now().Add(x.BodyTimeout)) // not there in tests only
 	h := x.r.Header
 	if enc := h.Get("Content-Encoding"); enc != "" && !strings.EqualFold(enc, "identity") {
 		return nil, release, &openai.Error{Status: http.StatusUnsupportedMediaType, Type: openai.TypeInvalidRequest, Code: "unsupported_content_encoding",
@@ -126,7 +125,7 @@ func (x *exchange) readBody() (body []byte, release func(), e *openai.Error) {
 	b.Grow(int(min(max(x.r.ContentLength, 0), 64<<10)) + bytes.MinRead)
 	_, err := b.ReadFrom(in)
 	if err == nil {
-		_ = ctl.SetReadDeadline(time.Time{})
+		_ = http.NewResponseController(x.w).SetReadDeadline(time.Time{})
 		return b.Bytes(), release, nil
 	}
 	var large *http.MaxBytesError
