@@ -34,8 +34,8 @@ type Speed struct {
 }
 
 // DefaultSpeeds returns the priors by accelerator class. They hold for a 27B
-// model in FP8: l40s is a fit (docs/decisions/0004),
-// the others follow from it by memory bandwidth and peak arithmetic.
+// model in FP8: l40s is a fit (docs/decisions/0004), the others follow from it
+// by memory bandwidth and peak arithmetic.
 func DefaultSpeeds() map[string]Speed {
 	l40s := Speed{W: 36.8e-3, A: 3.0e-4, Q: 1.62e-9, Ovh: 1.7e-3, S: 0.45e-3, K: 1.0e-7,
 		Fetch: 3.3e-6, Chunk: 2048, Latency: 30e-3}

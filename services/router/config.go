@@ -75,7 +75,7 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.ConfigDir, "config", "", "folder of YAML files with the resources (required)")
 	fs.StringVar(&c.KVTrackerURL, "kvtracker-url", "", "base URL of kvtracker; empty: route by load and own knowledge")
 	fs.DurationVar(&c.MatchTimeout, "match-timeout", d.MatchTimeout, "how long a decision waits for kvtracker")
-	fs.DurationVar(&c.ProbeInterval, "probe-interval", d.ProbeInterval, "time between probes of the workers while kvtracker is away")
+	fs.DurationVar(&c.ProbeInterval, "probe-interval", d.ProbeInterval, "time between probes of the workers while kvtracker does not say that they are ready")
 	fs.StringVar(&c.Policy, "policy", d.Policy, "scheduling policy: "+strings.Join(schedule.Policies(), ", "))
 	fs.Uint64Var(&c.Seed, "seed", 0, "seed of the random policies")
 	fs.Float64Var(&c.TimeScale, "time-scale", d.TimeScale, "how many times faster than real hardware the workers run; for simulated fleets only")
