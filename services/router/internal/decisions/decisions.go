@@ -2,11 +2,12 @@
 // any of them can be explained later.
 //
 // The router adds a record per decision and completes it by the reports that
-// follow. A Log holds a fixed number of records; the oldest makes room. It is
-// safe for concurrent use.
+// follow. A Log holds a fixed number of records, and each the best candidates of
+// its decision; the oldest makes room. It is safe for concurrent use.
 package decisions
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -34,6 +35,24 @@ type Dropped struct {
 	Worker, Profile, Why string
 }
 
+// maxCandidates bounds the candidates and the dropped endpoints in a record: all
+// of some hundred workers in each would take hundreds of megabytes.
+const maxCandidates = 64
+
+// trim lets the record go of all but the best candidates.
+func (r *Record) trim() {
+	if d := &r.Decision; len(d.Order) > maxCandidates {
+		best, order := make([]schedule.Estimate, maxCandidates), make([]int, maxCandidates)
+		for n := range best {
+			best[n], order[n] = d.Estimates[d.Order[n]], n
+		}
+		d.Estimates, d.Order = best, order
+	}
+	if len(r.Dropped) > maxCandidates {
+		r.Dropped = slices.Clone(r.Dropped[:maxCandidates])
+	}
+}
+
 // Log is a ring of records. Use New.
 type Log struct {
 	mu   sync.Mutex
@@ -51,6 +70,7 @@ func New(size int) *Log {
 // request is replaced.
 func (l *Log) Add(r *Record) {
 	r.cached = -1
+	r.trim()
 	if d := &r.Decision; len(d.Order) > 0 {
 		r.servedBy = d.Estimates[d.Order[0]].Worker
 	}
