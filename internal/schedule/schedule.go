@@ -337,7 +337,8 @@ func (s *Scheduler) clock(now time.Time) float64 {
 
 // duration converts seconds of model time to the caller's time.
 func (s *Scheduler) duration(t float64) time.Duration {
-	return time.Duration(t / s.scale * float64(time.Second))
+	const most = 1e9 // half of the room, so that two can be added
+	return time.Duration(min(t/s.scale, most) * float64(time.Second))
 }
 
 func or[T comparable](v, def T) T {

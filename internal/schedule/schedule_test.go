@@ -480,3 +480,15 @@ func TestTimeScale(t *testing.T) {
 		t.Errorf("slowness %v, want 1", got)
 	}
 }
+
+// Absurd gauges give long waits, not negative ones.
+func TestPredictionDoesNotOverflow(t *testing.T) {
+	s := newScheduler(t, Settings{})
+	c := candidates("a b", 1<<31, 0, nil)
+	c[0].Load = Load{Running: 1e300, Waiting: 1e8, KVUsage: 5, Known: true}
+	for _, e := range s.Decide(start, Request{}, c).Estimates {
+		if e.TTFT < e.Wait || e.Wait < 0 || e.Prefill < 0 {
+			t.Errorf("%s: TTFT %v, wait %v, prefill %v", e.Worker, e.TTFT, e.Wait, e.Prefill)
+		}
+	}
+}
