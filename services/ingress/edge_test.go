@@ -264,7 +264,7 @@ func TestAskingIsForgiving(t *testing.T) {
 		}
 		_, _ = io.WriteString(w, `{"token_ids":`+text+`}`)
 	}
-	e := startAsked(t, a, func(c *ingress.Config) { c.PromptTimeout, c.PromptRetry = 500*time.Millisecond, time.Hour })
+	e := startAsked(t, a, func(c *ingress.Config) { c.PromptTimeout, c.PromptRetry = time.Second, time.Hour })
 	e.post(chatPath, `{"model":"chat","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"https://example.com/x"}}]}]}`)
 	if n := a.renders.Load() + a.others.Load(); n != 0 || !e.router.sent()[0].GetApproximate() {
 		t.Errorf("%d questions for a picture", n)
@@ -355,5 +355,22 @@ func TestRefusedBodyInTime(t *testing.T) {
 		if answer, err := io.ReadAll(c); err != nil {
 			t.Errorf("%s: got %q, %v", line, answer, err)
 		}
+	}
+}
+
+// An engine may put usage on every chunk; a client that did not ask for it
+// sees none, and it counts all the same.
+func TestUsageOnEachChunkHidden(t *testing.T) {
+	e := start(t, nil).ready()
+	with := func(text string, n int) string {
+		return strings.Replace(textChunk(text), `,"choices"`, fmt.Sprintf(`,"usage":{"prompt_tokens":12,"completion_tokens":%d},"choices"`, n), 1)
+	}
+	e.router.routes(newWorker(t, "w", answers(with("", 0), with("a", 1), with("b", 2), usageChunk, doneEvent)))
+	resp, body := e.post(chatPath, chatRequest(true, ""))
+	if want := renamed(textChunk("") + textChunk("a") + textChunk("b") + doneEvent); body != want {
+		t.Errorf("got %s", body)
+	}
+	if done, _ := e.router.done(resp.Header.Get("X-Request-Id")); done.GetOutputTokens() != 2 || done.GetCachedTokens() != 8 {
+		t.Errorf("reported %v", done)
 	}
 }

@@ -326,14 +326,19 @@ func readAll(resp *http.Response, limit int64) ([]byte, error) {
 }
 
 // edit makes a parsed chunk or answer the client's: it gets back the model
-// name that it asked for, and loses an error member that is null, which one
+// name that it asked for, loses usage that it did not ask for (engines can be
+// made to put it on every chunk), and an error member that is null, which one
 // SDK takes for a failure. It reports whether anything changed.
 func (a *attempt) edit(text []byte) ([]byte, bool) {
 	m := &a.chunk.Model
 	rename := m.Kind == openai.String && !bytes.Equal(m.Raw, a.c.Model)
+	hide := a.chunk.HasUsage && a.c.HideUsage
 	switch {
-	case a.chunk.NullError:
+	case a.chunk.NullError || hide:
 		changes := []openai.Change{openai.Remove("error")}
+		if hide {
+			changes = append(changes, openai.Remove("usage"))
+		}
 		if rename {
 			changes = append(changes, openai.Set(a.c.Model, "model"))
 		}
