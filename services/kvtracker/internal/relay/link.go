@@ -36,8 +36,6 @@ const (
 	// what does not fit is a gap, which replay fills.
 	queueItems = 4096
 	queueBytes = 8 << 20
-	// stopTimeout bounds how long a worker that left waits for its last message.
-	stopTimeout = 5 * time.Second
 )
 
 // link follows the events of one worker. Three goroutines: receive reads the
@@ -145,8 +143,9 @@ func (l *link) stop(gone bool) {
 		l.out.control(entry{kind: bus.KindClear, epoch: newEpoch(), reason: reasonGone, sent: sent})
 		select {
 		case <-sent:
-		case <-time.After(stopTimeout):
-			l.log.Warn("worker left, but its clear could not be published in time")
+		case <-time.After(l.relay.timing.stop):
+			l.log.Warn("worker left, but its clear could not be published in time, will retry")
+			signal(l.relay.unswept)
 		}
 	}
 	l.stopPub()

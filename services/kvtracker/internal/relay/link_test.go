@@ -7,11 +7,14 @@ import (
 	"log/slog"
 	"net"
 	"testing"
+	"time"
 
 	"github.com/kinference/kinference/internal/bus"
 	"github.com/kinference/kinference/internal/daemon"
+	"github.com/kinference/kinference/internal/natsd"
 	"github.com/kinference/kinference/internal/testenv"
 	"github.com/kinference/kinference/internal/zmtp"
+	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 )
 
 // BenchmarkAccept is what a live batch of 256 tokens costs between the socket
@@ -117,6 +120,37 @@ func TestEventsSwitchedOff(t *testing.T) {
 	f.catalog.set(without)
 	f.start()
 	f.view.expect("a/0").wantClears(t, reasonStart, reasonGone, reasonStart, reasonGone)
+}
+
+// A worker that leaves while NATS is away is cleared when it is back.
+func TestWorkerLeavesWithoutNATS(t *testing.T) {
+	opts := natsd.Options{Dir: t.TempDir(), Port: freePort(t)}
+	server := startNATS(t, opts)
+	f := newFixture(t, server.URL())
+	f.stream.File = true
+	f.view = f.watch()
+	quick := fast
+	quick.stop = 20 * time.Millisecond
+	r, err := newRelay(t.Context(), Config{Bus: f.bus, Stream: f.stream, ScrapeInterval: time.Hour, timing: quick})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.stop()
+	e := newEngine(t, &engine{buffer: 100})
+	e.publish(2)
+	r.apply(t.Context(), []*routerv1.Worker{e.spec("a")})
+	f.view.expect("a/0", span("boot1", 0, 1)...)
+	server.Stop()
+	r.apply(t.Context(), nil)
+	if len(r.unswept) != 1 {
+		t.Fatal("nobody will clear the worker")
+	}
+	server = startNATS(t, opts)
+	t.Cleanup(func() { server.Stop() })
+	for r.sweep(t.Context()) != nil {
+		pause(t.Context(), 0, 10*time.Millisecond, 10*time.Millisecond)
+	}
+	f.view.expect("a/0").wantClears(t, reasonStart, reasonGone)
 }
 
 // BenchmarkReceive is what one message costs to read from a socket.

@@ -69,6 +69,8 @@ type timing struct {
 	// sweep is when, after the first catalog, workers that left while no relay
 	// ran are cleared.
 	sweep time.Duration
+	// stop bounds how long a worker that left waits for its last message.
+	stop time.Duration
 }
 
 func (t *timing) defaults() {
@@ -85,6 +87,7 @@ func (t *timing) defaults() {
 	set(&t.idleThen, 30*time.Second)
 	set(&t.streamCheck, 2*time.Second)
 	set(&t.sweep, 10*time.Second)
+	set(&t.stop, 5*time.Second)
 }
 
 // maxReplays bounds the replays under way: each holds up to replayChunk bytes.
@@ -99,6 +102,7 @@ type relay struct {
 	replays chan struct{}
 	stream  *streamWatch
 	reports *reportStore
+	unswept chan struct{} // capacity 1: a worker left and could not be cleared
 
 	mu      sync.Mutex
 	workers map[string]*worker // by worker set and uid
@@ -134,6 +138,7 @@ func newRelay(ctx context.Context, c Config) (*relay, error) {
 		log:     daemon.Logger(ctx),
 		client:  newScrapeClient(),
 		replays: make(chan struct{}, maxReplays),
+		unswept: make(chan struct{}, 1),
 		workers: make(map[string]*worker),
 	}
 	var err error
@@ -179,8 +184,19 @@ func (r *relay) watchCatalog(ctx context.Context) {
 				daemon.Ready(ctx, true)
 				sweep = time.After(r.timing.sweep)
 			}
+		case <-r.unswept:
+			sweep = time.After(r.timing.sweep)
 		case <-sweep:
-			wg.Go(func() { r.sweep(ctx) })
+			wg.Go(func() {
+				for try := 0; ctx.Err() == nil; try++ {
+					err := r.sweep(ctx)
+					if err == nil || ctx.Err() != nil {
+						return
+					}
+					r.log.Warn("cannot look for workers that left earlier, will retry", "err", err)
+					pause(ctx, try, r.timing.sweep/4, 30*time.Second)
+				}
+			})
 		}
 	}
 }
@@ -262,18 +278,17 @@ func (r *relay) streamLost() {
 
 // sweep clears the workers that the stream speaks of but no link follows: they
 // left, or their events were switched off, while no relay was running.
-func (r *relay) sweep(ctx context.Context) {
+func (r *relay) sweep(ctx context.Context) error {
 	stream, err := r.Bus.JetStream().Stream(ctx, bus.KVStream)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return
-	}
-	var info *jetstream.StreamInfo
-	if err == nil {
-		info, err = stream.Info(ctx, jetstream.WithSubjectFilter(bus.AllKVSubjects))
+		return nil
 	}
 	if err != nil {
-		r.log.Warn("cannot look for workers that left earlier", "err", err)
-		return
+		return err
+	}
+	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(bus.AllKVSubjects))
+	if err != nil {
+		return err
 	}
 	for subject := range info.State.Subjects {
 		w, err := bus.ParseKVSubject(subject)
@@ -285,18 +300,22 @@ func (r *relay) sweep(ctx context.Context) {
 			continue
 		}
 		last, ok, err := r.Bus.LastKV(ctx, w)
-		if err != nil || ok && last.Kind == bus.KindClear && last.Reason == reasonGone {
+		if err != nil {
+			return err
+		}
+		if ok && last.Kind == bus.KindClear && last.Reason == reasonGone {
 			continue
 		}
 		r.log.Info("clearing a worker that is not followed any more", "worker", w.ID(), "workerSet", w.SetName())
 		m := &bus.KVMessage{Kind: bus.KindClear, Epoch: newEpoch(), Reason: reasonGone}
 		if _, err := r.Bus.PublishKV(ctx, r.Stream, w, m); err != nil {
-			return
+			return err
 		}
 		if !listed {
 			r.gone(w)
 		}
 	}
+	return nil
 }
 
 // has tells whether the catalog lists w and whether a link follows its events.
