@@ -50,6 +50,7 @@ picked up while serving, and a broken file keeps the last good state.`,
 	f.StringVar(&o.ConfigDir, "config", "", "folder of resources (required)")
 	f.StringVar(&o.Listen, "listen", "127.0.0.1:8080", "address of the public endpoint")
 	f.StringVar(&o.AdminListen, "admin-listen", "127.0.0.1:9990", "address of /livez, /readyz and /metrics")
+	f.StringVar(&o.RouterListen, "router-listen", "127.0.0.1:7102", "address of the router's RPC port, for kinfctl explain")
 	f.StringVar(&o.DataDir, "data", "", "folder for JetStream's files; empty: temporary")
 	f.StringVar(&o.NATSURL, "nats-url", "", "existing NATS server; empty: embedded")
 	f.StringVar(&o.Policy, "policy", "", "scheduling policy: predictedttft (default), leastrequests, roundrobin, connection or random")

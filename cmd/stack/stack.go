@@ -40,6 +40,9 @@ type Options struct {
 	Listen string
 	// AdminListen is the address of the admin port; empty: a free loopback port.
 	AdminListen string
+	// RouterListen is the address of the router's RPC port; empty: a free
+	// loopback port.
+	RouterListen string
 	// Policy of the router; empty: its default.
 	Policy string
 	// Seed makes the router's random choices repeatable.
@@ -116,7 +119,7 @@ func (s *Stack) start(o Options) error {
 	// All ports are opened first, so that each service knows its peers.
 	listeners := map[string]net.Listener{}
 	for name, addr := range map[string]string{"ingress": o.Listen, "admin": o.AdminListen,
-		"router": "", "kvtracker": "", "limiter": "", "classifier": "", "accounting": ""} {
+		"router": o.RouterListen, "kvtracker": "", "limiter": "", "classifier": "", "accounting": ""} {
 		if addr == "" {
 			addr = "127.0.0.1:0"
 		}

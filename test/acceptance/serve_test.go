@@ -100,7 +100,7 @@ func TestServeInFrontOfExistingWorkers(t *testing.T) {
 	}
 
 	addr, admin := freeAddr(t), freeAddr(t)
-	serve := run(t, filepath.Join(bin, "kinference"), "serve", "--config", conf, "--listen", addr, "--admin-listen", admin)
+	serve := run(t, filepath.Join(bin, "kinference"), "serve", "--config", conf, "--listen", addr, "--admin-listen", admin, "--router-listen", "127.0.0.1:0")
 	routerURL := ""
 	for lines := bufio.NewScanner(serve.stdout); routerURL == "" && lines.Scan(); {
 		if f := strings.Fields(lines.Text()); len(f) == 2 && f[0] == "router" {

@@ -1,12 +1,15 @@
 // Package model holds the tokenizer and chat template of the simulated model: a small vocabulary trained on generated text, in
 // the same files as a real model's, so that the simulator, the ingress in front of it and their tests count the same tokens.
 //
-// fleetsim, the demo and benchmarks use it. All functions are safe for concurrent use; they fail only where the temporary
+// fleetsim, the demo and benchmarks use it. All functions are safe for concurrent use; they fail only where the cache
 // folder cannot be written.
 package model
 
 import (
+	"bytes"
+	"crypto/sha256"
 	"embed"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -26,31 +29,65 @@ var FS embed.FS
 const ContextLength = 262144
 
 var dir = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "kinference-model-")
-	if err != nil {
-		return "", fmt.Errorf("write simulated model: %w", err)
+	base, err := os.UserCacheDir()
+	if err != nil { // no home: a container, for instance
+		base = os.TempDir()
 	}
-	if err := os.CopyFS(dir, FS); err != nil {
-		return "", fmt.Errorf("write simulated model: %w", err)
+	sum := sha256.New()
+	for _, name := range files {
+		data, err := FS.ReadFile(name)
+		if err != nil {
+			return "", err
+		}
+		sum.Write(data)
 	}
-	return dir, nil
+	to := filepath.Join(base, "kinference", fmt.Sprintf("simulated-model-%x", sum.Sum(nil)[:4]))
+	for _, name := range files {
+		want, err := FS.ReadFile(name)
+		if err != nil {
+			return "", err
+		}
+		if have, err := os.ReadFile(filepath.Join(to, name)); err == nil && bytes.Equal(have, want) {
+			continue
+		}
+		if err := replace(filepath.Join(to, name), want); err != nil {
+			return "", fmt.Errorf("write simulated model: %w", err)
+		}
+	}
+	return to, nil
 })
 
-// Dir returns a folder that holds the files of FS, for what loads a model by path. It is written to the temporary folder at the
-// first call and stays for the life of the process and after.
+// replace writes a file so that whoever reads it sees the old one or the new one.
+func replace(path string, data []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(f.Name()) }() // gone once it has its name
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}
+
+// Dir returns a folder that holds the files of FS, for what loads a model by path. It is in the user's cache folder, and is
+// written there by the first process that needs it.
 func Dir() (string, error) { return dir() }
+
+var files = []string{"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
 
 // CopyTo writes the files of FS into folder to, which is made if needed, for a model folder that outlives the process.
 func CopyTo(to string) error {
-	for _, name := range []string{"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} {
+	for _, name := range files {
 		data, err := FS.ReadFile(name)
 		if err != nil {
 			return err
 		}
-		if err := os.MkdirAll(to, 0o755); err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(to, name), data, 0o644); err != nil {
+		if err := replace(filepath.Join(to, name), data); err != nil {
 			return err
 		}
 	}
