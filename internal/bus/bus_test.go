@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
@@ -275,6 +276,33 @@ func TestStreamFitsTheServer(t *testing.T) {
 		if n := stream.CachedInfo().Config.MaxBytes; n < 16<<20 || n >= 1<<50 {
 			t.Errorf("file %v: stream of %d bytes", file, n)
 		}
+	}
+}
+
+// TestReportsFitTheServer has the stream reserve all of the server's memory.
+func TestReportsFitTheServer(t *testing.T) {
+	s, err := server.NewServer(&server.Options{
+		Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true, NoSigs: true,
+		JetStream: true, StoreDir: t.TempDir(), JetStreamMaxMemory: 1 << 30,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go s.Start()
+	t.Cleanup(func() {
+		s.Shutdown()
+		s.WaitForShutdown()
+	})
+	if !s.ReadyForConnections(20 * time.Second) {
+		t.Fatal("NATS does not start")
+	}
+	c := connect(t, s.ClientURL())
+	if _, err := c.EnsureKVStream(t.Context(), bus.StreamSettings{}); err != nil {
+		t.Fatal(err)
+	}
+	report := &kvtrackerv1.WorkerReport{Worker: worker.ID(), WorkerSet: worker.SetName(), SampledUnixNanos: 1}
+	if err := c.StoreReport(t.Context(), report); err != nil {
+		t.Error(err)
 	}
 }
 

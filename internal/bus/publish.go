@@ -78,6 +78,9 @@ func (c *Conn) EnsureKVStream(ctx context.Context, s StreamSettings) (jetstream.
 	defer cancel()
 	stream, err := c.js.Stream(ctx, KVStream)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		// The bucket first: the stream reserves up to all of the server's memory. A
+		// failure shows when the bucket is used.
+		_, _ = c.reports(ctx)
 		cfg := s.config()
 		for stream, err = c.js.CreateStream(ctx, cfg); tooLarge(err) && cfg.MaxBytes > minBytes; {
 			cfg.MaxBytes = max(cfg.MaxBytes/2, minBytes)
