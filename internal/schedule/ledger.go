@@ -73,6 +73,9 @@ type worker struct {
 	// context is the sum of prompt tokens of running.
 	context float64
 
+	// progress is when a request here was last reported to have got tokens.
+	progress float64
+
 	// What the newest load sample shows beyond our own requests.
 	sampled                      float64
 	othersWaiting, othersRunning float64
@@ -175,6 +178,7 @@ func (s *Scheduler) assume(t float64, w *worker) {
 // firstToken begins an entry and takes a sample of the worker's speed.
 func (s *Scheduler) firstToken(t float64, e *entry, ttft float64) {
 	w := e.w
+	w.progress = t
 	s.begin(t, e)
 	if w.forgotten || e.queued > maxWait || e.prefill <= 0 {
 		return
@@ -219,9 +223,14 @@ func (s *Scheduler) expire(t float64) {
 	}
 }
 
-// lostAfter is how long before a load sample, in seconds of the caller's time, a
-// request must have been heard of to be in its gauges if it is still there.
-const lostAfter = 30
+// Times in seconds of the caller's clock after which a request that is in no
+// gauge counts as lost: lostAfter when the engine has given another request its
+// first token since, and so has renewed its gauges; lostIdle when it may be
+// stuck instead, for which its requests are the only sign.
+const (
+	lostAfter = 30
+	lostIdle  = 300
+)
 
 // reconcile drops requests that a load sample taken at time at shows to be gone:
 // their ingress was restarted or their last report was lost, and until the lease
@@ -232,10 +241,11 @@ func (s *Scheduler) reconcile(t, at float64, w *worker, l *Load) {
 	if w.seen(at) || !(known >= 0) {
 		return
 	}
+	limit := max(at-lostIdle*s.scale, min(at, w.progress)-lostAfter*s.scale)
 	var old []*entry
 	for _, list := range [][]*entry{w.waiting, w.running} {
 		for _, e := range list {
-			if e.heard < at-lostAfter*s.scale {
+			if e.heard < limit {
 				old = append(old, e)
 			}
 		}

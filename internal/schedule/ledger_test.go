@@ -60,15 +60,18 @@ func TestLostRequestsLeave(t *testing.T) {
 	for _, tt := range []struct {
 		name          string
 		running, wait float64
+		progress      time.Duration // of another request; 0 for none
 		after         time.Duration
 		want          int
 	}{
-		{"idle engine", 0, 0, 40 * time.Second, 0},
-		{"too early to tell", 0, 0, 20 * time.Second, 4},
-		{"two are gone", 1, 1, 40 * time.Second, 2},
-		{"all are there", 3, 1, 40 * time.Second, 4},
-		{"others are there too", 9, 9, 40 * time.Second, 4},
-		{"nonsense", math.NaN(), 0, 40 * time.Second, 4},
+		{"idle engine", 0, 0, 40 * time.Second, 50 * time.Second, 0},
+		{"too early to tell", 0, 0, 20 * time.Second, 30 * time.Second, 4},
+		{"may be stuck", 0, 0, 20 * time.Second, 200 * time.Second, 4},
+		{"stuck or idle for long", 0, 0, 0, 400 * time.Second, 0},
+		{"two are gone", 1, 1, 40 * time.Second, 50 * time.Second, 2},
+		{"all are there", 3, 1, 40 * time.Second, 50 * time.Second, 4},
+		{"others are there too", 9, 9, 40 * time.Second, 50 * time.Second, 4},
+		{"nonsense", math.NaN(), 0, 40 * time.Second, 50 * time.Second, 4},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newScheduler(t, Settings{})
@@ -77,6 +80,11 @@ func TestLostRequestsLeave(t *testing.T) {
 				s.Decide(start, Request{ID: fmt.Sprint(i)}, c)
 			}
 			s.FirstToken(at(time.Second), "2", time.Second)
+			if tt.progress > 0 {
+				s.Decide(at(tt.progress), Request{ID: "other"}, c)
+				s.FirstToken(at(tt.progress), "other", time.Second)
+				s.Done(at(tt.progress), "other", Outcome{OK: true})
+			}
 			c[0].Load = Load{Running: tt.running, Waiting: tt.wait, Known: true}
 			if got := s.Decide(at(tt.after), Request{}, c).Estimates[0].InFlight; got != tt.want {
 				t.Errorf("in flight %d, want %d", got, tt.want)

@@ -256,6 +256,9 @@ func (s *Scheduler) Done(now time.Time, id string, o Outcome) {
 		if e.whole && e.first == 0 && o.OK {
 			s.begin(t, e) // the answer is there, so the prompt was computed
 		}
+		if o.OK {
+			e.w.progress = t
+		}
 		s.learnOutcome(e, o)
 		s.remove(t, e)
 	}
