@@ -95,6 +95,9 @@ func (t *Tracker) hide(w *worker, hidden bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	w.hidden = hidden
+	if hidden {
+		w.clears++
+	}
 }
 
 func (t *Tracker) applySuspend(id bus.Worker, m *bus.KVMessage) string {
@@ -164,6 +167,8 @@ func (t *Tracker) applyBatch(ctx context.Context, id bus.Worker, m *bus.KVMessag
 		w.complete = false
 	case sum.emptied:
 		w.complete = true // nothing that was missed is left
+		w.clears++
+		t.hub.notify(w.id, true)
 	}
 	if sum.ts > 0 {
 		// While the stream is read again, now says nothing about the lag.

@@ -160,6 +160,7 @@ func (w *worker) state(now time.Time, stats kvindex.Stats) *kvtrackerv1.WorkerSt
 		Ready:     w.isReady(now),
 		BlockSize: uint32(stats.BlockSize),
 		Epoch:     w.epoch,
+		Clears:    w.clears,
 		Index: &kvtrackerv1.IndexState{
 			Live:     w.started && !w.suspended,
 			Complete: w.complete,

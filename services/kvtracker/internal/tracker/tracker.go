@@ -84,6 +84,7 @@ type worker struct {
 	complete  bool
 	suspended bool
 	hidden    bool // its blocks are being forgotten
+	clears    uint64
 	skipped   uint64
 	lag       time.Duration
 	changed   bool // since the last sweep

@@ -54,11 +54,12 @@ type Table struct {
 
 type tracked struct {
 	State
-	set   string
-	epoch string
-	live  bool      // the index follows it
-	asOf  time.Time // of the sample behind it
-	heard bool      // in the listing of the present stream
+	set    string
+	epoch  string
+	live   bool // the index follows it
+	clears uint64
+	asOf   time.Time // of the sample behind it
+	heard  bool      // in the listing of the present stream
 }
 
 // probed is the newest answer of an endpoint.
@@ -246,7 +247,7 @@ func (t *Table) Update(now time.Time, m *kvtrackerv1.WatchWorkersResponse) {
 		// Without a sample the tracker has heard its events but not its state:
 		// asOf stays zero, and a probe's word counts more.
 		tr := &tracked{set: w.WorkerSet, epoch: w.Epoch, heard: true}
-		tr.Ready, tr.live = w.Ready, w.Index.GetLive()
+		tr.Ready, tr.live, tr.clears = w.Ready, w.Index.GetLive(), w.Clears
 		tr.BlockSize, tr.TotalBlocks = int(w.BlockSize), int(min(w.TotalBlocks, 1<<40))
 		if l := w.Load; l != nil {
 			tr.Running, tr.Waiting, tr.KVUsage = l.Running, l.Waiting, l.KvUsage
@@ -258,9 +259,9 @@ func (t *Table) Update(now time.Time, m *kvtrackerv1.WatchWorkersResponse) {
 			changed = true
 			trouble = trouble || !tr.Ready
 		}
-		// Another engine process, or a connection that was lost: it may have
-		// been that of another process.
-		if old != nil && old.epoch != "" && (old.epoch != tr.epoch || old.live && !tr.live) {
+		// The cache is gone, or the connection was lost: who answers next may be
+		// another process.
+		if old != nil && old.epoch != "" && (old.epoch != tr.epoch || tr.clears > old.clears || old.live && !tr.live) {
 			restarted = append(restarted, w.Worker)
 		}
 	}

@@ -201,3 +201,32 @@ func TestDue(t *testing.T) {
 	table.answered(a, probed{at: start, ok: true}) // was under way
 	expect("moved", start, time.Second, moved)
 }
+
+// A cache can be lost without a new process: the engine emptied it, or the
+// connection went and who answers next may be another one. What the router
+// remembers of the worker is void then, and only then.
+func TestLostCacheIsForgotten(t *testing.T) {
+	var lost int
+	table := New(func(string) { lost++ })
+	for _, step := range []struct {
+		name   string
+		clears uint64
+		live   bool
+		want   int
+	}{
+		{"first sight", 1, true, 0},
+		{"nothing new", 1, true, 0},
+		{"emptied", 2, true, 1},
+		{"still so", 2, true, 1},
+		{"connection lost", 2, false, 2},
+		{"back", 2, true, 2},
+		{"tracker restarted and counts anew", 0, true, 2},
+	} {
+		s := state("a/0", true, 0)
+		s.Epoch, s.Clears, s.Index = "e", step.clears, &kvtrackerv1.IndexState{Live: step.live}
+		table.update(start, message(true, s))
+		if lost != step.want {
+			t.Errorf("%s: the cache was lost %d times, want %d", step.name, lost, step.want)
+		}
+	}
+}

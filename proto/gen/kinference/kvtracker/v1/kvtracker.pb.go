@@ -408,9 +408,12 @@ type WorkerState struct {
 	BlockSize uint32 `protobuf:"varint,8,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
 	// Total KV blocks that the engine reports; 0 while unknown.
 	TotalBlocks uint64 `protobuf:"varint,9,opt,name=total_blocks,json=totalBlocks,proto3" json:"total_blocks,omitempty"`
-	// Counts engine processes seen on this worker; a change means that the
+	// Names the engine process that the index follows; a change means that the
 	// cache was lost.
-	Epoch         string `protobuf:"bytes,10,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch string `protobuf:"bytes,10,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// How often the worker's blocks were forgotten since the tracker started: a
+	// larger number means that the cache was lost, by whatever cause.
+	Clears        uint64 `protobuf:"varint,11,opt,name=clears,proto3" json:"clears,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -513,6 +516,13 @@ func (x *WorkerState) GetEpoch() string {
 		return x.Epoch
 	}
 	return ""
+}
+
+func (x *WorkerState) GetClears() uint64 {
+	if x != nil {
+		return x.Clears
+	}
+	return 0
 }
 
 // Load is one sample of an engine's gauges.
@@ -829,7 +839,7 @@ const file_kinference_kvtracker_v1_kvtracker_proto_rawDesc = "" +
 	"\x14WatchWorkersResponse\x12>\n" +
 	"\aworkers\x18\x01 \x03(\v2$.kinference.kvtracker.v1.WorkerStateR\aworkers\x12\x18\n" +
 	"\aremoved\x18\x02 \x03(\tR\aremoved\x12\x16\n" +
-	"\x06synced\x18\x03 \x01(\bR\x06synced\"\x9d\x03\n" +
+	"\x06synced\x18\x03 \x01(\bR\x06synced\"\xb5\x03\n" +
 	"\vWorkerState\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x1d\n" +
 	"\n" +
@@ -844,7 +854,8 @@ const file_kinference_kvtracker_v1_kvtracker_proto_rawDesc = "" +
 	"block_size\x18\b \x01(\rR\tblockSize\x12!\n" +
 	"\ftotal_blocks\x18\t \x01(\x04R\vtotalBlocks\x12\x14\n" +
 	"\x05epoch\x18\n" +
-	" \x01(\tR\x05epoch\"U\n" +
+	" \x01(\tR\x05epoch\x12\x16\n" +
+	"\x06clears\x18\v \x01(\x04R\x06clears\"U\n" +
 	"\x04Load\x12\x18\n" +
 	"\arunning\x18\x01 \x01(\x01R\arunning\x12\x18\n" +
 	"\awaiting\x18\x02 \x01(\x01R\awaiting\x12\x19\n" +

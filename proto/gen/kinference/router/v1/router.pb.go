@@ -1353,7 +1353,7 @@ type Decision struct {
 	// Worker chosen first, and where the request ended up after failover.
 	Chosen   string `protobuf:"bytes,8,opt,name=chosen,proto3" json:"chosen,omitempty"`
 	ServedBy string `protobuf:"bytes,9,opt,name=served_by,json=servedBy,proto3" json:"served_by,omitempty"`
-	// Every candidate, in the order of preference; dropped ones last.
+	// The candidates in the order of preference, at most 64; dropped ones last.
 	Candidates []*Candidate `protobuf:"bytes,10,rep,name=candidates,proto3" json:"candidates,omitempty"`
 	// One sentence: why the first is first.
 	Reason             string               `protobuf:"bytes,11,opt,name=reason,proto3" json:"reason,omitempty"`

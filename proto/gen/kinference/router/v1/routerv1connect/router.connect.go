@@ -51,7 +51,8 @@ type RouterServiceClient interface {
 	// Route picks the worker that will answer soonest and books it in the
 	// ledger. Errors: NotFound for an unknown model, Unavailable (with the
 	// delay before a retry as a google.protobuf.Duration detail) when no worker
-	// is ready.
+	// is ready, OutOfRange for a prompt longer than the context of every ready
+	// worker.
 	Route(context.Context, *v1.RouteRequest) (*v1.RouteResponse, error)
 	// Report tells how routed requests went on. Unknown requests are ignored,
 	// so a router that restarted takes reports of its predecessor.
@@ -145,7 +146,8 @@ type RouterServiceHandler interface {
 	// Route picks the worker that will answer soonest and books it in the
 	// ledger. Errors: NotFound for an unknown model, Unavailable (with the
 	// delay before a retry as a google.protobuf.Duration detail) when no worker
-	// is ready.
+	// is ready, OutOfRange for a prompt longer than the context of every ready
+	// worker.
 	Route(context.Context, *v1.RouteRequest) (*v1.RouteResponse, error)
 	// Report tells how routed requests went on. Unknown requests are ignored,
 	// so a router that restarted takes reports of its predecessor.
