@@ -224,7 +224,7 @@ func TestLostCacheIsForgotten(t *testing.T) {
 	} {
 		s := state("a/0", true, 0)
 		s.Epoch, s.Clears, s.Index = "e", step.clears, &kvtrackerv1.IndexState{Live: step.live}
-		table.update(start, message(true, s))
+		table.Update(start, message(true, s))
 		if lost != step.want {
 			t.Errorf("%s: the cache was lost %d times, want %d", step.name, lost, step.want)
 		}
