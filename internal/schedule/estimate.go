@@ -24,7 +24,7 @@ func (s *Scheduler) speed(class string) *Speed {
 func (s *Scheduler) estimate(t float64, c *Candidate, est *Estimate) {
 	w := s.worker(c)
 	speed := s.speed(c.Class)
-	slow := s.slowness(w)
+	slow := w.slowness(t)
 	fresh := c.Load.Known && c.Load.Age >= 0 && c.Load.Age.Seconds()*s.scale <= s.fresh
 	at := t - c.Load.Age.Seconds()*s.scale
 	if fresh {

@@ -62,6 +62,7 @@ type worker struct {
 	class string
 	group *learned
 	learned
+	sampledSpeed float64 // when logS had its last sample
 
 	// waiting have no first token yet, oldest first; running do.
 	waiting, running []*entry
@@ -186,7 +187,7 @@ func (s *Scheduler) firstToken(t float64, e *entry, ttft float64) {
 	speed := s.speed(w.class)
 	seen := max(ttft-speed.Latency-e.wait, e.prefill/100)
 	sample := math.Log(seen / e.prefill) // log of slowness
-	e.nudge = w.learnSpeed(sample)
+	e.nudge = w.learnSpeed(t, sample)
 }
 
 // learnOutcome learns from what the engine reported at the end.

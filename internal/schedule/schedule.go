@@ -316,7 +316,7 @@ func (s *Scheduler) Workers() []Status {
 	defer s.mu.Unlock()
 	out := make([]Status, 0, len(s.workers))
 	for _, w := range s.workers {
-		out = append(out, Status{w.name, w.inFlight(), s.slowness(w), w.samples, w.reuse()})
+		out = append(out, Status{w.name, w.inFlight(), w.slowness(w.sampledSpeed), w.samples, w.reuse()})
 	}
 	return out
 }

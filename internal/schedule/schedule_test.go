@@ -492,3 +492,31 @@ func TestPredictionDoesNotOverflow(t *testing.T) {
 		}
 	}
 }
+
+// A worker that looked slow by chance gets no traffic and so no samples: what
+// sets it apart must fade, or it would be idle for ever.
+func TestUnluckyWorkerIsTriedAgain(t *testing.T) {
+	s := newScheduler(t, Settings{})
+	now := start
+	ask := func(factor map[string]float64) string {
+		now = now.Add(2 * time.Minute)
+		id := now.String()
+		d := s.Decide(now, Request{ID: id}, candidates("a b", 4000, 100, nil))
+		w := first(d)
+		e := d.Estimates[d.Order[0]]
+		ttft := time.Duration(float64(e.TTFT) / e.Slowness * factor[w])
+		s.FirstToken(now.Add(ttft), id, ttft)
+		s.Done(now.Add(ttft), id, Outcome{OK: true, CachedTokens: -1, OutputTokens: 1})
+		return w
+	}
+	for range 60 { // b is slow at first
+		ask(map[string]float64{"a": 1, "b": 2})
+	}
+	served := map[string]int{}
+	for range 200 { // and then as fast as a
+		served[ask(map[string]float64{"a": 1, "b": 1})]++
+	}
+	if served["b"] < 50 {
+		t.Errorf("requests went to %v, want the worker that recovered to have its share", served)
+	}
+}

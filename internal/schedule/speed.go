@@ -105,7 +105,9 @@ const (
 	maxWait  = 0.050 // s; a sample with a longer predicted wait says little about speed
 	warm     = 16    // samples that teach a group before any teaches a worker (own choice)
 	blend    = 4     // samples until a worker's own speed outweighs its group's (own choice)
-	sameS    = 0.05  // log units; closer to the group than this is noise (own choice)
+	sameS    = 0.10  // log units; closer to the group than this is noise (own choice)
+	fadeFrom = 300   // s without a sample, after which what sets a worker apart fades
+	fadeHalf = 600   // s; its half-life from then on (own choices)
 	reuseMin = 0.9   // above this the missing hits are evictions, not a broken cache (own choice)
 )
 
@@ -139,27 +141,34 @@ func (l *learned) reuse() float64 {
 }
 
 // slowness is the factor on the prior speed of the worker's class.
-func (s *Scheduler) slowness(w *worker) float64 {
-	return math.Exp(s.logSlowness(w))
+func (w *worker) slowness(t float64) float64 {
+	return math.Exp(w.logSlowness(t))
 }
 
 // logSlowness takes a worker with few samples to be like its group: otherwise,
 // where the prior is too slow, the first worker to be sampled would look fast
-// and get all of the traffic.
-func (s *Scheduler) logSlowness(w *worker) float64 {
+// and get all of the traffic. What sets it apart fades while it gets no more
+// samples: else one that looked slow by chance would never be tried again.
+func (w *worker) logSlowness(t float64) float64 {
 	own := float64(w.samples) / float64(w.samples+blend)
-	dev := own * (w.logS - w.group.logS)
+	dev := own * w.apart(t)
 	if math.Abs(dev) < sameS {
 		dev = 0
 	}
 	return w.group.logS + dev
 }
 
+// apart is by how much the worker's own samples set it apart from its group.
+func (w *worker) apart(t float64) float64 {
+	return (w.logS - w.group.logS) * math.Exp2(-max(0, t-w.sampledSpeed-fadeFrom)/fadeHalf)
+}
+
 // learnSpeed takes the observed slowness of a prefill as a sample. The first
 // ones teach only the group: what a worker learned while the group was still
 // far off would set it apart from workers that were sampled later.
-func (w *worker) learnSpeed(logS float64) (change float64) {
+func (w *worker) learnSpeed(t, logS float64) (change float64) {
 	if w.group.samples >= warm {
+		w.logS, w.sampledSpeed = w.group.logS+w.apart(t), t
 		if w.samples == 0 {
 			w.logS = w.group.logS
 		}
