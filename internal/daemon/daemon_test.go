@@ -112,10 +112,6 @@ func TestReadinessIsThatOfAllServices(t *testing.T) {
 	if code, _ := get(t, sh.Admin(), "/readyz"); code != 503 {
 		t.Errorf("one lost: got %d, want 503", code)
 	}
-	sh.Forget("a")
-	if code, _ := get(t, sh.Admin(), "/readyz"); code != 200 {
-		t.Errorf("forgotten: got %d, want 200", code)
-	}
 	if code, _ := get(t, sh.Admin(), "/livez"); code != 200 {
 		t.Errorf("livez: got %d, want 200", code)
 	}

@@ -127,13 +127,6 @@ func (s *Shell) Context(ctx context.Context, name string) context.Context {
 	return context.WithValue(ctx, key{}, &scope{Shell: s, name: name, log: s.log.With("service", name)})
 }
 
-// Forget removes a service that was stopped on purpose from readiness.
-func (s *Shell) Forget(name string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.ready, name)
-}
-
 // NotReady names the services that are not ready, sorted.
 func (s *Shell) NotReady() []string {
 	s.mu.Lock()
