@@ -33,6 +33,7 @@ const patience = 20 * time.Second
 
 // router is a RouterService over real Connect whose answers a test sets.
 type router struct {
+	routerv1connect.UnimplementedRouterServiceHandler
 	t testing.TB
 
 	mu       sync.Mutex

@@ -372,6 +372,11 @@ func (s *server) WatchCatalog(ctx context.Context, _ *routerv1.WatchCatalogReque
 	}
 }
 
+// Status implements routerv1connect.RouterServiceHandler.
+func (s *server) Status(context.Context, *routerv1.StatusRequest) (*routerv1.StatusResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, nil)
+}
+
 // Explain implements routerv1connect.RouterServiceHandler.
 func (s *server) Explain(_ context.Context, req *routerv1.ExplainRequest) (*routerv1.ExplainResponse, error) {
 	d, ok := s.decisions.Explain(req.RequestId)

@@ -24,6 +24,133 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// ParityState says whether what is computed here agrees with the engines.
+type ParityState int32
+
+const (
+	// Not known yet.
+	ParityState_PARITY_STATE_UNSPECIFIED ParityState = 0
+	ParityState_PARITY_STATE_AGREES      ParityState = 1
+	ParityState_PARITY_STATE_DIFFERS     ParityState = 2
+)
+
+// Enum value maps for ParityState.
+var (
+	ParityState_name = map[int32]string{
+		0: "PARITY_STATE_UNSPECIFIED",
+		1: "PARITY_STATE_AGREES",
+		2: "PARITY_STATE_DIFFERS",
+	}
+	ParityState_value = map[string]int32{
+		"PARITY_STATE_UNSPECIFIED": 0,
+		"PARITY_STATE_AGREES":      1,
+		"PARITY_STATE_DIFFERS":     2,
+	}
+)
+
+func (x ParityState) Enum() *ParityState {
+	p := new(ParityState)
+	*p = x
+	return p
+}
+
+func (x ParityState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ParityState) Descriptor() protoreflect.EnumDescriptor {
+	return file_kinference_router_v1_router_proto_enumTypes[0].Descriptor()
+}
+
+func (ParityState) Type() protoreflect.EnumType {
+	return &file_kinference_router_v1_router_proto_enumTypes[0]
+}
+
+func (x ParityState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ParityState.Descriptor instead.
+func (ParityState) EnumDescriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{0}
+}
+
+// ParityCause says what differs, or why nothing is known.
+type ParityCause int32
+
+const (
+	ParityCause_PARITY_CAUSE_UNSPECIFIED ParityCause = 0
+	// Plain text becomes other token ids.
+	ParityCause_PARITY_CAUSE_TOKENIZER ParityCause = 1
+	// Plain text becomes the same ids, chats do not.
+	ParityCause_PARITY_CAUSE_TEMPLATE ParityCause = 2
+	// Engines count other numbers of prompt tokens in what they serve.
+	ParityCause_PARITY_CAUSE_COUNT ParityCause = 3
+	// The engine's blocks are of another size than the prompts are hashed in.
+	ParityCause_PARITY_CAUSE_BLOCK_SIZE ParityCause = 4
+	// The engine publishes no events, or the index does not follow them all.
+	ParityCause_PARITY_CAUSE_EVENTS ParityCause = 5
+	// The index follows the engine, and finds less than the engine does.
+	ParityCause_PARITY_CAUSE_HASH ParityCause = 6
+	// The engine has less cached than the index says.
+	ParityCause_PARITY_CAUSE_FALSE_HITS ParityCause = 7
+	// The engine does not report its cached tokens.
+	ParityCause_PARITY_CAUSE_NOT_REPORTED ParityCause = 8
+)
+
+// Enum value maps for ParityCause.
+var (
+	ParityCause_name = map[int32]string{
+		0: "PARITY_CAUSE_UNSPECIFIED",
+		1: "PARITY_CAUSE_TOKENIZER",
+		2: "PARITY_CAUSE_TEMPLATE",
+		3: "PARITY_CAUSE_COUNT",
+		4: "PARITY_CAUSE_BLOCK_SIZE",
+		5: "PARITY_CAUSE_EVENTS",
+		6: "PARITY_CAUSE_HASH",
+		7: "PARITY_CAUSE_FALSE_HITS",
+		8: "PARITY_CAUSE_NOT_REPORTED",
+	}
+	ParityCause_value = map[string]int32{
+		"PARITY_CAUSE_UNSPECIFIED":  0,
+		"PARITY_CAUSE_TOKENIZER":    1,
+		"PARITY_CAUSE_TEMPLATE":     2,
+		"PARITY_CAUSE_COUNT":        3,
+		"PARITY_CAUSE_BLOCK_SIZE":   4,
+		"PARITY_CAUSE_EVENTS":       5,
+		"PARITY_CAUSE_HASH":         6,
+		"PARITY_CAUSE_FALSE_HITS":   7,
+		"PARITY_CAUSE_NOT_REPORTED": 8,
+	}
+)
+
+func (x ParityCause) Enum() *ParityCause {
+	p := new(ParityCause)
+	*p = x
+	return p
+}
+
+func (x ParityCause) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ParityCause) Descriptor() protoreflect.EnumDescriptor {
+	return file_kinference_router_v1_router_proto_enumTypes[1].Descriptor()
+}
+
+func (ParityCause) Type() protoreflect.EnumType {
+	return &file_kinference_router_v1_router_proto_enumTypes[1]
+}
+
+func (x ParityCause) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ParityCause.Descriptor instead.
+func (ParityCause) EnumDescriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{1}
+}
+
 // Outcome tells how a request ended.
 type Outcome int32
 
@@ -61,11 +188,11 @@ func (x Outcome) String() string {
 }
 
 func (Outcome) Descriptor() protoreflect.EnumDescriptor {
-	return file_kinference_router_v1_router_proto_enumTypes[0].Descriptor()
+	return file_kinference_router_v1_router_proto_enumTypes[2].Descriptor()
 }
 
 func (Outcome) Type() protoreflect.EnumType {
-	return &file_kinference_router_v1_router_proto_enumTypes[0]
+	return &file_kinference_router_v1_router_proto_enumTypes[2]
 }
 
 func (x Outcome) Number() protoreflect.EnumNumber {
@@ -74,7 +201,64 @@ func (x Outcome) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Outcome.Descriptor instead.
 func (Outcome) EnumDescriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{0}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{2}
+}
+
+// TokenSource is where the token ids of a profile come from.
+type TokenSource int32
+
+const (
+	TokenSource_TOKEN_SOURCE_UNSPECIFIED TokenSource = 0
+	// Its tokenizer and template.
+	TokenSource_TOKEN_SOURCE_LOCAL TokenSource = 1
+	// It has no tokenizer: workers are asked, and text is hashed where they
+	// cannot tell.
+	TokenSource_TOKEN_SOURCE_ASKED TokenSource = 2
+	// It has one, whose ids are not those of the engines: workers are asked.
+	TokenSource_TOKEN_SOURCE_DISTRUSTED TokenSource = 3
+)
+
+// Enum value maps for TokenSource.
+var (
+	TokenSource_name = map[int32]string{
+		0: "TOKEN_SOURCE_UNSPECIFIED",
+		1: "TOKEN_SOURCE_LOCAL",
+		2: "TOKEN_SOURCE_ASKED",
+		3: "TOKEN_SOURCE_DISTRUSTED",
+	}
+	TokenSource_value = map[string]int32{
+		"TOKEN_SOURCE_UNSPECIFIED": 0,
+		"TOKEN_SOURCE_LOCAL":       1,
+		"TOKEN_SOURCE_ASKED":       2,
+		"TOKEN_SOURCE_DISTRUSTED":  3,
+	}
+)
+
+func (x TokenSource) Enum() *TokenSource {
+	p := new(TokenSource)
+	*p = x
+	return p
+}
+
+func (x TokenSource) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TokenSource) Descriptor() protoreflect.EnumDescriptor {
+	return file_kinference_router_v1_router_proto_enumTypes[3].Descriptor()
+}
+
+func (TokenSource) Type() protoreflect.EnumType {
+	return &file_kinference_router_v1_router_proto_enumTypes[3]
+}
+
+func (x TokenSource) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TokenSource.Descriptor instead.
+func (TokenSource) EnumDescriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{3}
 }
 
 // RouteRequest describes one request. It holds no prompt text.
@@ -411,8 +595,10 @@ func (x *Endpoint) GetMatchedTokens() uint32 {
 
 // ReportRequest carries reports of one ingress, oldest first.
 type ReportRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Reports       []*Report              `protobuf:"bytes,1,rep,name=reports,proto3" json:"reports,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Reports []*Report              `protobuf:"bytes,1,rep,name=reports,proto3" json:"reports,omitempty"`
+	// Absent when there is nothing to say about it.
+	Parity        *ParityReport `protobuf:"bytes,2,opt,name=parity,proto3" json:"parity,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -454,6 +640,151 @@ func (x *ReportRequest) GetReports() []*Report {
 	return nil
 }
 
+func (x *ReportRequest) GetParity() *ParityReport {
+	if x != nil {
+		return x.Parity
+	}
+	return nil
+}
+
+// ParityReport is all that one ingress has found out about token ids. It
+// replaces the former one of this ingress, and is sent again every now and then,
+// for a router that restarted and as a sign of life.
+type ParityReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names the ingress process.
+	Ingress       string    `protobuf:"bytes,1,opt,name=ingress,proto3" json:"ingress,omitempty"`
+	Verdicts      []*Parity `protobuf:"bytes,2,rep,name=verdicts,proto3" json:"verdicts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ParityReport) Reset() {
+	*x = ParityReport{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ParityReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ParityReport) ProtoMessage() {}
+
+func (x *ParityReport) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ParityReport.ProtoReflect.Descriptor instead.
+func (*ParityReport) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ParityReport) GetIngress() string {
+	if x != nil {
+		return x.Ingress
+	}
+	return ""
+}
+
+func (x *ParityReport) GetVerdicts() []*Parity {
+	if x != nil {
+		return x.Verdicts
+	}
+	return nil
+}
+
+// Parity is what one ingress found about an engine or a profile.
+type Parity struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Profile that does without its tokenizer; empty in the verdict on a worker,
+	// which holds for all profiles of it.
+	Profile string `protobuf:"bytes,1,opt,name=profile,proto3" json:"profile,omitempty"`
+	// Uid of the engine that was asked; in the verdict on a profile one that
+	// differs, if a single one is known.
+	Worker string      `protobuf:"bytes,2,opt,name=worker,proto3" json:"worker,omitempty"`
+	State  ParityState `protobuf:"varint,3,opt,name=state,proto3,enum=kinference.router.v1.ParityState" json:"state,omitempty"`
+	Cause  ParityCause `protobuf:"varint,4,opt,name=cause,proto3,enum=kinference.router.v1.ParityCause" json:"cause,omitempty"`
+	// Nanoseconds since the Unix epoch; 0: never.
+	CheckedUnixNanos int64 `protobuf:"varint,5,opt,name=checked_unix_nanos,json=checkedUnixNanos,proto3" json:"checked_unix_nanos,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *Parity) Reset() {
+	*x = Parity{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Parity) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Parity) ProtoMessage() {}
+
+func (x *Parity) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Parity.ProtoReflect.Descriptor instead.
+func (*Parity) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Parity) GetProfile() string {
+	if x != nil {
+		return x.Profile
+	}
+	return ""
+}
+
+func (x *Parity) GetWorker() string {
+	if x != nil {
+		return x.Worker
+	}
+	return ""
+}
+
+func (x *Parity) GetState() ParityState {
+	if x != nil {
+		return x.State
+	}
+	return ParityState_PARITY_STATE_UNSPECIFIED
+}
+
+func (x *Parity) GetCause() ParityCause {
+	if x != nil {
+		return x.Cause
+	}
+	return ParityCause_PARITY_CAUSE_UNSPECIFIED
+}
+
+func (x *Parity) GetCheckedUnixNanos() int64 {
+	if x != nil {
+		return x.CheckedUnixNanos
+	}
+	return 0
+}
+
 // Report is one step in the life of a routed request.
 type Report struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -472,7 +803,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[5]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -484,7 +815,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[5]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -497,7 +828,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{5}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Report) GetRequestId() string {
@@ -575,7 +906,7 @@ type Moved struct {
 
 func (x *Moved) Reset() {
 	*x = Moved{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[6]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -587,7 +918,7 @@ func (x *Moved) String() string {
 func (*Moved) ProtoMessage() {}
 
 func (x *Moved) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[6]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -600,7 +931,7 @@ func (x *Moved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Moved.ProtoReflect.Descriptor instead.
 func (*Moved) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{6}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Moved) GetWorker() string {
@@ -628,7 +959,7 @@ type FirstToken struct {
 
 func (x *FirstToken) Reset() {
 	*x = FirstToken{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[7]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -640,7 +971,7 @@ func (x *FirstToken) String() string {
 func (*FirstToken) ProtoMessage() {}
 
 func (x *FirstToken) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[7]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -653,7 +984,7 @@ func (x *FirstToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FirstToken.ProtoReflect.Descriptor instead.
 func (*FirstToken) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{7}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *FirstToken) GetTtft() *durationpb.Duration {
@@ -677,7 +1008,7 @@ type Done struct {
 
 func (x *Done) Reset() {
 	*x = Done{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -689,7 +1020,7 @@ func (x *Done) String() string {
 func (*Done) ProtoMessage() {}
 
 func (x *Done) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -702,7 +1033,7 @@ func (x *Done) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Done.ProtoReflect.Descriptor instead.
 func (*Done) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{8}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Done) GetOutcome() Outcome {
@@ -742,7 +1073,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -754,7 +1085,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -767,7 +1098,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{9}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{11}
 }
 
 // WatchCatalogRequest has no fields.
@@ -779,7 +1110,7 @@ type WatchCatalogRequest struct {
 
 func (x *WatchCatalogRequest) Reset() {
 	*x = WatchCatalogRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -791,7 +1122,7 @@ func (x *WatchCatalogRequest) String() string {
 func (*WatchCatalogRequest) ProtoMessage() {}
 
 func (x *WatchCatalogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -804,7 +1135,7 @@ func (x *WatchCatalogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchCatalogRequest.ProtoReflect.Descriptor instead.
 func (*WatchCatalogRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{10}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{12}
 }
 
 // WatchCatalogResponse carries a whole catalog.
@@ -817,7 +1148,7 @@ type WatchCatalogResponse struct {
 
 func (x *WatchCatalogResponse) Reset() {
 	*x = WatchCatalogResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -829,7 +1160,7 @@ func (x *WatchCatalogResponse) String() string {
 func (*WatchCatalogResponse) ProtoMessage() {}
 
 func (x *WatchCatalogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -842,7 +1173,7 @@ func (x *WatchCatalogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchCatalogResponse.ProtoReflect.Descriptor instead.
 func (*WatchCatalogResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{11}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WatchCatalogResponse) GetCatalog() *Catalog {
@@ -856,17 +1187,20 @@ func (x *WatchCatalogResponse) GetCatalog() *Catalog {
 type Catalog struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Grows with every change.
-	Version       uint64     `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
-	Models        []*Model   `protobuf:"bytes,2,rep,name=models,proto3" json:"models,omitempty"`
-	Profiles      []*Profile `protobuf:"bytes,3,rep,name=profiles,proto3" json:"profiles,omitempty"`
-	Workers       []*Worker  `protobuf:"bytes,4,rep,name=workers,proto3" json:"workers,omitempty"`
+	Version  uint64     `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	Models   []*Model   `protobuf:"bytes,2,rep,name=models,proto3" json:"models,omitempty"`
+	Profiles []*Profile `protobuf:"bytes,3,rep,name=profiles,proto3" json:"profiles,omitempty"`
+	Workers  []*Worker  `protobuf:"bytes,4,rep,name=workers,proto3" json:"workers,omitempty"`
+	// By the uid of a worker: names the engine process that runs there now. Of
+	// workers that kvtracker has not heard of there is none.
+	Epochs        map[string]string `protobuf:"bytes,5,rep,name=epochs,proto3" json:"epochs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Catalog) Reset() {
 	*x = Catalog{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -878,7 +1212,7 @@ func (x *Catalog) String() string {
 func (*Catalog) ProtoMessage() {}
 
 func (x *Catalog) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -891,7 +1225,7 @@ func (x *Catalog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Catalog.ProtoReflect.Descriptor instead.
 func (*Catalog) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{12}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Catalog) GetVersion() uint64 {
@@ -922,6 +1256,13 @@ func (x *Catalog) GetWorkers() []*Worker {
 	return nil
 }
 
+func (x *Catalog) GetEpochs() map[string]string {
+	if x != nil {
+		return x.Epochs
+	}
+	return nil
+}
+
 // Model is a name that clients may ask for: a model, an alias or a LoRA
 // adapter.
 type Model struct {
@@ -941,7 +1282,7 @@ type Model struct {
 
 func (x *Model) Reset() {
 	*x = Model{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -953,7 +1294,7 @@ func (x *Model) String() string {
 func (*Model) ProtoMessage() {}
 
 func (x *Model) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -966,7 +1307,7 @@ func (x *Model) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Model.ProtoReflect.Descriptor instead.
 func (*Model) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{13}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Model) GetName() string {
@@ -1023,14 +1364,18 @@ type Profile struct {
 	// Learned from the workers; 0 while unknown.
 	BlockSize uint32 `protobuf:"varint,7,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
 	// 0 while unknown.
-	MaxModelLen   uint32 `protobuf:"varint,8,opt,name=max_model_len,json=maxModelLen,proto3" json:"max_model_len,omitempty"`
+	MaxModelLen uint32 `protobuf:"varint,8,opt,name=max_model_len,json=maxModelLen,proto3" json:"max_model_len,omitempty"`
+	// Whether the tokenizer's ids are those of the engines, by all ingresses. One
+	// that has not asked the engines itself yet goes by this.
+	Parity        ParityState `protobuf:"varint,9,opt,name=parity,proto3,enum=kinference.router.v1.ParityState" json:"parity,omitempty"`
+	ParityCause   ParityCause `protobuf:"varint,10,opt,name=parity_cause,json=parityCause,proto3,enum=kinference.router.v1.ParityCause" json:"parity_cause,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1042,7 +1387,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1055,7 +1400,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{14}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Profile) GetId() string {
@@ -1114,6 +1459,20 @@ func (x *Profile) GetMaxModelLen() uint32 {
 	return 0
 }
 
+func (x *Profile) GetParity() ParityState {
+	if x != nil {
+		return x.Parity
+	}
+	return ParityState_PARITY_STATE_UNSPECIFIED
+}
+
+func (x *Profile) GetParityCause() ParityCause {
+	if x != nil {
+		return x.ParityCause
+	}
+	return ParityCause_PARITY_CAUSE_UNSPECIFIED
+}
+
 // Worker is one engine process (all its ranks).
 type Worker struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1142,7 +1501,7 @@ type Worker struct {
 
 func (x *Worker) Reset() {
 	*x = Worker{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1154,7 +1513,7 @@ func (x *Worker) String() string {
 func (*Worker) ProtoMessage() {}
 
 func (x *Worker) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1167,7 +1526,7 @@ func (x *Worker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Worker.ProtoReflect.Descriptor instead.
 func (*Worker) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{15}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Worker) GetUid() string {
@@ -1257,7 +1616,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1269,7 +1628,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1282,7 +1641,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{16}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ExplainRequest) GetRequestId() string {
@@ -1302,7 +1661,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1314,7 +1673,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1327,7 +1686,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{17}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ExplainResponse) GetDecision() *Decision {
@@ -1365,7 +1724,7 @@ type Decision struct {
 
 func (x *Decision) Reset() {
 	*x = Decision{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1377,7 +1736,7 @@ func (x *Decision) String() string {
 func (*Decision) ProtoMessage() {}
 
 func (x *Decision) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1390,7 +1749,7 @@ func (x *Decision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Decision.ProtoReflect.Descriptor instead.
 func (*Decision) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{18}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Decision) GetRequestId() string {
@@ -1511,7 +1870,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1523,7 +1882,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1536,7 +1895,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{19}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Candidate) GetWorker() string {
@@ -1637,6 +1996,577 @@ func (x *Candidate) GetDropped() string {
 	return ""
 }
 
+// StatusRequest has no fields.
+type StatusRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatusRequest) Reset() {
+	*x = StatusRequest{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatusRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatusRequest) ProtoMessage() {}
+
+func (x *StatusRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
+func (*StatusRequest) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{22}
+}
+
+// StatusResponse is the state of the fleet as the router sees it.
+type StatusResponse struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	CatalogVersion uint64                 `protobuf:"varint,1,opt,name=catalog_version,json=catalogVersion,proto3" json:"catalog_version,omitempty"`
+	// kvtracker's stream is open and complete.
+	TrackerConnected bool `protobuf:"varint,2,opt,name=tracker_connected,json=trackerConnected,proto3" json:"tracker_connected,omitempty"`
+	// In the order of the resources.
+	Workers       []*WorkerStatus  `protobuf:"bytes,3,rep,name=workers,proto3" json:"workers,omitempty"`
+	Profiles      []*ProfileStatus `protobuf:"bytes,4,rep,name=profiles,proto3" json:"profiles,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatusResponse) Reset() {
+	*x = StatusResponse{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatusResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatusResponse) ProtoMessage() {}
+
+func (x *StatusResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
+func (*StatusResponse) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *StatusResponse) GetCatalogVersion() uint64 {
+	if x != nil {
+		return x.CatalogVersion
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetTrackerConnected() bool {
+	if x != nil {
+		return x.TrackerConnected
+	}
+	return false
+}
+
+func (x *StatusResponse) GetWorkers() []*WorkerStatus {
+	if x != nil {
+		return x.Workers
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetProfiles() []*ProfileStatus {
+	if x != nil {
+		return x.Profiles
+	}
+	return nil
+}
+
+// WorkerStatus is the state of one engine rank.
+type WorkerStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Worker id: <uid>/<rank>.
+	Worker string `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
+	// Worker set as namespace/name.
+	WorkerSet string `protobuf:"bytes,2,opt,name=worker_set,json=workerSet,proto3" json:"worker_set,omitempty"`
+	Url       string `protobuf:"bytes,3,opt,name=url,proto3" json:"url,omitempty"`
+	Ready     bool   `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`
+	// Why it is not ready.
+	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Tokens; 0 while unknown.
+	BlockSize uint32 `protobuf:"varint,6,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
+	// Longest context of any model of the set; 0 while unknown.
+	MaxModelLen uint32 `protobuf:"varint,7,opt,name=max_model_len,json=maxModelLen,proto3" json:"max_model_len,omitempty"`
+	// Age of the newest load sample; absent: there has never been one.
+	SampleAge *durationpb.Duration `protobuf:"bytes,8,opt,name=sample_age,json=sampleAge,proto3" json:"sample_age,omitempty"`
+	// Names the engine process; empty while unknown.
+	Epoch string `protobuf:"bytes,9,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// What kvtracker says of the worker's index; absent: it does not know it.
+	Index *WorkerIndex `protobuf:"bytes,10,opt,name=index,proto3" json:"index,omitempty"`
+	// Token ids: what the ingresses found when they asked this engine.
+	Tokens      ParityState `protobuf:"varint,11,opt,name=tokens,proto3,enum=kinference.router.v1.ParityState" json:"tokens,omitempty"`
+	TokensCause ParityCause `protobuf:"varint,12,opt,name=tokens_cause,json=tokensCause,proto3,enum=kinference.router.v1.ParityCause" json:"tokens_cause,omitempty"`
+	// Nanoseconds since the Unix epoch; 0: never.
+	TokensCheckedUnixNanos int64 `protobuf:"varint,13,opt,name=tokens_checked_unix_nanos,json=tokensCheckedUnixNanos,proto3" json:"tokens_checked_unix_nanos,omitempty"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
+}
+
+func (x *WorkerStatus) Reset() {
+	*x = WorkerStatus{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkerStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkerStatus) ProtoMessage() {}
+
+func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkerStatus.ProtoReflect.Descriptor instead.
+func (*WorkerStatus) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *WorkerStatus) GetWorker() string {
+	if x != nil {
+		return x.Worker
+	}
+	return ""
+}
+
+func (x *WorkerStatus) GetWorkerSet() string {
+	if x != nil {
+		return x.WorkerSet
+	}
+	return ""
+}
+
+func (x *WorkerStatus) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
+func (x *WorkerStatus) GetReady() bool {
+	if x != nil {
+		return x.Ready
+	}
+	return false
+}
+
+func (x *WorkerStatus) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *WorkerStatus) GetBlockSize() uint32 {
+	if x != nil {
+		return x.BlockSize
+	}
+	return 0
+}
+
+func (x *WorkerStatus) GetMaxModelLen() uint32 {
+	if x != nil {
+		return x.MaxModelLen
+	}
+	return 0
+}
+
+func (x *WorkerStatus) GetSampleAge() *durationpb.Duration {
+	if x != nil {
+		return x.SampleAge
+	}
+	return nil
+}
+
+func (x *WorkerStatus) GetEpoch() string {
+	if x != nil {
+		return x.Epoch
+	}
+	return ""
+}
+
+func (x *WorkerStatus) GetIndex() *WorkerIndex {
+	if x != nil {
+		return x.Index
+	}
+	return nil
+}
+
+func (x *WorkerStatus) GetTokens() ParityState {
+	if x != nil {
+		return x.Tokens
+	}
+	return ParityState_PARITY_STATE_UNSPECIFIED
+}
+
+func (x *WorkerStatus) GetTokensCause() ParityCause {
+	if x != nil {
+		return x.TokensCause
+	}
+	return ParityCause_PARITY_CAUSE_UNSPECIFIED
+}
+
+func (x *WorkerStatus) GetTokensCheckedUnixNanos() int64 {
+	if x != nil {
+		return x.TokensCheckedUnixNanos
+	}
+	return 0
+}
+
+// WorkerIndex is how far the index of one worker can be trusted.
+type WorkerIndex struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Events arrive.
+	Live bool `protobuf:"varint,1,opt,name=live,proto3" json:"live,omitempty"`
+	// No event since the engine's start is missing.
+	Complete bool `protobuf:"varint,2,opt,name=complete,proto3" json:"complete,omitempty"`
+	// (hash, medium) pairs that the worker holds.
+	Blocks uint64               `protobuf:"varint,3,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	Lag    *durationpb.Duration `protobuf:"bytes,4,opt,name=lag,proto3" json:"lag,omitempty"`
+	// Events that could not be used.
+	Skipped       uint64 `protobuf:"varint,5,opt,name=skipped,proto3" json:"skipped,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkerIndex) Reset() {
+	*x = WorkerIndex{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkerIndex) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkerIndex) ProtoMessage() {}
+
+func (x *WorkerIndex) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkerIndex.ProtoReflect.Descriptor instead.
+func (*WorkerIndex) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *WorkerIndex) GetLive() bool {
+	if x != nil {
+		return x.Live
+	}
+	return false
+}
+
+func (x *WorkerIndex) GetComplete() bool {
+	if x != nil {
+		return x.Complete
+	}
+	return false
+}
+
+func (x *WorkerIndex) GetBlocks() uint64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *WorkerIndex) GetLag() *durationpb.Duration {
+	if x != nil {
+		return x.Lag
+	}
+	return nil
+}
+
+func (x *WorkerIndex) GetSkipped() uint64 {
+	if x != nil {
+		return x.Skipped
+	}
+	return 0
+}
+
+// ProfileStatus is the state of one way of turning requests into blocks.
+type ProfileStatus struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Profile string                 `protobuf:"bytes,1,opt,name=profile,proto3" json:"profile,omitempty"`
+	// Worker set as namespace/name.
+	WorkerSet string `protobuf:"bytes,2,opt,name=worker_set,json=workerSet,proto3" json:"worker_set,omitempty"`
+	// How ingress gets token ids now.
+	Source TokenSource `protobuf:"varint,3,opt,name=source,proto3,enum=kinference.router.v1.TokenSource" json:"source,omitempty"`
+	// Token ids are passed on to the engines where they are proven right.
+	PassTokenIds bool `protobuf:"varint,4,opt,name=pass_token_ids,json=passTokenIds,proto3" json:"pass_token_ids,omitempty"`
+	// Tokens; 0 while unknown.
+	BlockSize uint32 `protobuf:"varint,5,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
+	// Token ids: the verdict of the ingresses, and on how many engines of the
+	// set they found the ids to agree and to differ.
+	Tokens        ParityState `protobuf:"varint,6,opt,name=tokens,proto3,enum=kinference.router.v1.ParityState" json:"tokens,omitempty"`
+	TokensCause   ParityCause `protobuf:"varint,7,opt,name=tokens_cause,json=tokensCause,proto3,enum=kinference.router.v1.ParityCause" json:"tokens_cause,omitempty"`
+	WorkersAgree  uint32      `protobuf:"varint,8,opt,name=workers_agree,json=workersAgree,proto3" json:"workers_agree,omitempty"`
+	WorkersDiffer uint32      `protobuf:"varint,9,opt,name=workers_differ,json=workersDiffer,proto3" json:"workers_differ,omitempty"`
+	// Cached tokens: whether engines had what the index said, the workers that
+	// differ, and what was counted since the router started.
+	Cached        ParityState   `protobuf:"varint,10,opt,name=cached,proto3,enum=kinference.router.v1.ParityState" json:"cached,omitempty"`
+	CachedCause   ParityCause   `protobuf:"varint,11,opt,name=cached_cause,json=cachedCause,proto3,enum=kinference.router.v1.ParityCause" json:"cached_cause,omitempty"`
+	CachedDiffers []string      `protobuf:"bytes,12,rep,name=cached_differs,json=cachedDiffers,proto3" json:"cached_differs,omitempty"`
+	CachedCounts  *CachedCounts `protobuf:"bytes,13,opt,name=cached_counts,json=cachedCounts,proto3" json:"cached_counts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProfileStatus) Reset() {
+	*x = ProfileStatus{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProfileStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProfileStatus) ProtoMessage() {}
+
+func (x *ProfileStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProfileStatus.ProtoReflect.Descriptor instead.
+func (*ProfileStatus) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ProfileStatus) GetProfile() string {
+	if x != nil {
+		return x.Profile
+	}
+	return ""
+}
+
+func (x *ProfileStatus) GetWorkerSet() string {
+	if x != nil {
+		return x.WorkerSet
+	}
+	return ""
+}
+
+func (x *ProfileStatus) GetSource() TokenSource {
+	if x != nil {
+		return x.Source
+	}
+	return TokenSource_TOKEN_SOURCE_UNSPECIFIED
+}
+
+func (x *ProfileStatus) GetPassTokenIds() bool {
+	if x != nil {
+		return x.PassTokenIds
+	}
+	return false
+}
+
+func (x *ProfileStatus) GetBlockSize() uint32 {
+	if x != nil {
+		return x.BlockSize
+	}
+	return 0
+}
+
+func (x *ProfileStatus) GetTokens() ParityState {
+	if x != nil {
+		return x.Tokens
+	}
+	return ParityState_PARITY_STATE_UNSPECIFIED
+}
+
+func (x *ProfileStatus) GetTokensCause() ParityCause {
+	if x != nil {
+		return x.TokensCause
+	}
+	return ParityCause_PARITY_CAUSE_UNSPECIFIED
+}
+
+func (x *ProfileStatus) GetWorkersAgree() uint32 {
+	if x != nil {
+		return x.WorkersAgree
+	}
+	return 0
+}
+
+func (x *ProfileStatus) GetWorkersDiffer() uint32 {
+	if x != nil {
+		return x.WorkersDiffer
+	}
+	return 0
+}
+
+func (x *ProfileStatus) GetCached() ParityState {
+	if x != nil {
+		return x.Cached
+	}
+	return ParityState_PARITY_STATE_UNSPECIFIED
+}
+
+func (x *ProfileStatus) GetCachedCause() ParityCause {
+	if x != nil {
+		return x.CachedCause
+	}
+	return ParityCause_PARITY_CAUSE_UNSPECIFIED
+}
+
+func (x *ProfileStatus) GetCachedDiffers() []string {
+	if x != nil {
+		return x.CachedDiffers
+	}
+	return nil
+}
+
+func (x *ProfileStatus) GetCachedCounts() *CachedCounts {
+	if x != nil {
+		return x.CachedCounts
+	}
+	return nil
+}
+
+// CachedCounts counts requests by how the engine's cached tokens compare with
+// the prediction.
+type CachedCounts struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Agree uint64                 `protobuf:"varint,1,opt,name=agree,proto3" json:"agree,omitempty"`
+	// The engine had more than was known.
+	TooFew uint64 `protobuf:"varint,2,opt,name=too_few,json=tooFew,proto3" json:"too_few,omitempty"`
+	// The engine had less than was promised.
+	TooMany uint64 `protobuf:"varint,3,opt,name=too_many,json=tooMany,proto3" json:"too_many,omitempty"`
+	// Nothing was cached and nothing promised, or the prediction was no more
+	// than a guess.
+	Uninformative uint64 `protobuf:"varint,4,opt,name=uninformative,proto3" json:"uninformative,omitempty"`
+	NotReported   uint64 `protobuf:"varint,5,opt,name=not_reported,json=notReported,proto3" json:"not_reported,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CachedCounts) Reset() {
+	*x = CachedCounts{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CachedCounts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CachedCounts) ProtoMessage() {}
+
+func (x *CachedCounts) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CachedCounts.ProtoReflect.Descriptor instead.
+func (*CachedCounts) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *CachedCounts) GetAgree() uint64 {
+	if x != nil {
+		return x.Agree
+	}
+	return 0
+}
+
+func (x *CachedCounts) GetTooFew() uint64 {
+	if x != nil {
+		return x.TooFew
+	}
+	return 0
+}
+
+func (x *CachedCounts) GetTooMany() uint64 {
+	if x != nil {
+		return x.TooMany
+	}
+	return 0
+}
+
+func (x *CachedCounts) GetUninformative() uint64 {
+	if x != nil {
+		return x.Uninformative
+	}
+	return 0
+}
+
+func (x *CachedCounts) GetNotReported() uint64 {
+	if x != nil {
+		return x.NotReported
+	}
+	return 0
+}
+
 var File_kinference_router_v1_router_proto protoreflect.FileDescriptor
 
 const file_kinference_router_v1_router_proto_rawDesc = "" +
@@ -1672,9 +2602,19 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\x0eupstream_model\x18\x05 \x01(\tR\rupstreamModel\x12@\n" +
 	"\x0epredicted_ttft\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\rpredictedTtft\x12%\n" +
 	"\x0ematched_tokens\x18\a \x01(\rR\rmatchedTokensB\x15\n" +
-	"\x13_data_parallel_rank\"G\n" +
+	"\x13_data_parallel_rank\"\x83\x01\n" +
 	"\rReportRequest\x126\n" +
-	"\areports\x18\x01 \x03(\v2\x1c.kinference.router.v1.ReportR\areports\"\xdc\x01\n" +
+	"\areports\x18\x01 \x03(\v2\x1c.kinference.router.v1.ReportR\areports\x12:\n" +
+	"\x06parity\x18\x02 \x01(\v2\".kinference.router.v1.ParityReportR\x06parity\"b\n" +
+	"\fParityReport\x12\x18\n" +
+	"\aingress\x18\x01 \x01(\tR\aingress\x128\n" +
+	"\bverdicts\x18\x02 \x03(\v2\x1c.kinference.router.v1.ParityR\bverdicts\"\xda\x01\n" +
+	"\x06Parity\x12\x18\n" +
+	"\aprofile\x18\x01 \x01(\tR\aprofile\x12\x16\n" +
+	"\x06worker\x18\x02 \x01(\tR\x06worker\x127\n" +
+	"\x05state\x18\x03 \x01(\x0e2!.kinference.router.v1.ParityStateR\x05state\x127\n" +
+	"\x05cause\x18\x04 \x01(\x0e2!.kinference.router.v1.ParityCauseR\x05cause\x12,\n" +
+	"\x12checked_unix_nanos\x18\x05 \x01(\x03R\x10checkedUnixNanos\"\xdc\x01\n" +
 	"\x06Report\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x123\n" +
@@ -1700,18 +2640,22 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\x0eReportResponse\"\x15\n" +
 	"\x13WatchCatalogRequest\"O\n" +
 	"\x14WatchCatalogResponse\x127\n" +
-	"\acatalog\x18\x01 \x01(\v2\x1d.kinference.router.v1.CatalogR\acatalog\"\xcb\x01\n" +
+	"\acatalog\x18\x01 \x01(\v2\x1d.kinference.router.v1.CatalogR\acatalog\"\xc9\x02\n" +
 	"\aCatalog\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x123\n" +
 	"\x06models\x18\x02 \x03(\v2\x1b.kinference.router.v1.ModelR\x06models\x129\n" +
 	"\bprofiles\x18\x03 \x03(\v2\x1d.kinference.router.v1.ProfileR\bprofiles\x126\n" +
-	"\aworkers\x18\x04 \x03(\v2\x1c.kinference.router.v1.WorkerR\aworkers\"\x85\x01\n" +
+	"\aworkers\x18\x04 \x03(\v2\x1c.kinference.router.v1.WorkerR\aworkers\x12A\n" +
+	"\x06epochs\x18\x05 \x03(\v2).kinference.router.v1.Catalog.EpochsEntryR\x06epochs\x1a9\n" +
+	"\vEpochsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x85\x01\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bprofiles\x18\x02 \x03(\tR\bprofiles\x12\"\n" +
 	"\rmax_model_len\x18\x03 \x01(\rR\vmaxModelLen\x12\x14\n" +
 	"\x05ready\x18\x04 \x01(\bR\x05ready\x12\x12\n" +
-	"\x04root\x18\x05 \x01(\tR\x04root\"\x83\x02\n" +
+	"\x04root\x18\x05 \x01(\tR\x04root\"\x84\x03\n" +
 	"\aProfile\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
 	"\n" +
@@ -1722,7 +2666,10 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\x0epass_token_ids\x18\x06 \x01(\bR\fpassTokenIds\x12\x1d\n" +
 	"\n" +
 	"block_size\x18\a \x01(\rR\tblockSize\x12\"\n" +
-	"\rmax_model_len\x18\b \x01(\rR\vmaxModelLen\"\xe1\x02\n" +
+	"\rmax_model_len\x18\b \x01(\rR\vmaxModelLen\x129\n" +
+	"\x06parity\x18\t \x01(\x0e2!.kinference.router.v1.ParityStateR\x06parity\x12D\n" +
+	"\fparity_cause\x18\n" +
+	" \x01(\x0e2!.kinference.router.v1.ParityCauseR\vparityCause\"\xe1\x02\n" +
 	"\x06Worker\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x1d\n" +
 	"\n" +
@@ -1778,18 +2725,91 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\bkv_usage\x18\f \x01(\x01R\akvUsage\x128\n" +
 	"\n" +
 	"sample_age\x18\r \x01(\v2\x19.google.protobuf.DurationR\tsampleAge\x12\x18\n" +
-	"\adropped\x18\x0e \x01(\tR\adropped*\\\n" +
+	"\adropped\x18\x0e \x01(\tR\adropped\"\x0f\n" +
+	"\rStatusRequest\"\xe5\x01\n" +
+	"\x0eStatusResponse\x12'\n" +
+	"\x0fcatalog_version\x18\x01 \x01(\x04R\x0ecatalogVersion\x12+\n" +
+	"\x11tracker_connected\x18\x02 \x01(\bR\x10trackerConnected\x12<\n" +
+	"\aworkers\x18\x03 \x03(\v2\".kinference.router.v1.WorkerStatusR\aworkers\x12?\n" +
+	"\bprofiles\x18\x04 \x03(\v2#.kinference.router.v1.ProfileStatusR\bprofiles\"\x8d\x04\n" +
+	"\fWorkerStatus\x12\x16\n" +
+	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x1d\n" +
+	"\n" +
+	"worker_set\x18\x02 \x01(\tR\tworkerSet\x12\x10\n" +
+	"\x03url\x18\x03 \x01(\tR\x03url\x12\x14\n" +
+	"\x05ready\x18\x04 \x01(\bR\x05ready\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x1d\n" +
+	"\n" +
+	"block_size\x18\x06 \x01(\rR\tblockSize\x12\"\n" +
+	"\rmax_model_len\x18\a \x01(\rR\vmaxModelLen\x128\n" +
+	"\n" +
+	"sample_age\x18\b \x01(\v2\x19.google.protobuf.DurationR\tsampleAge\x12\x14\n" +
+	"\x05epoch\x18\t \x01(\tR\x05epoch\x127\n" +
+	"\x05index\x18\n" +
+	" \x01(\v2!.kinference.router.v1.WorkerIndexR\x05index\x129\n" +
+	"\x06tokens\x18\v \x01(\x0e2!.kinference.router.v1.ParityStateR\x06tokens\x12D\n" +
+	"\ftokens_cause\x18\f \x01(\x0e2!.kinference.router.v1.ParityCauseR\vtokensCause\x129\n" +
+	"\x19tokens_checked_unix_nanos\x18\r \x01(\x03R\x16tokensCheckedUnixNanos\"\x9c\x01\n" +
+	"\vWorkerIndex\x12\x12\n" +
+	"\x04live\x18\x01 \x01(\bR\x04live\x12\x1a\n" +
+	"\bcomplete\x18\x02 \x01(\bR\bcomplete\x12\x16\n" +
+	"\x06blocks\x18\x03 \x01(\x04R\x06blocks\x12+\n" +
+	"\x03lag\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03lag\x12\x18\n" +
+	"\askipped\x18\x05 \x01(\x04R\askipped\"\x86\x05\n" +
+	"\rProfileStatus\x12\x18\n" +
+	"\aprofile\x18\x01 \x01(\tR\aprofile\x12\x1d\n" +
+	"\n" +
+	"worker_set\x18\x02 \x01(\tR\tworkerSet\x129\n" +
+	"\x06source\x18\x03 \x01(\x0e2!.kinference.router.v1.TokenSourceR\x06source\x12$\n" +
+	"\x0epass_token_ids\x18\x04 \x01(\bR\fpassTokenIds\x12\x1d\n" +
+	"\n" +
+	"block_size\x18\x05 \x01(\rR\tblockSize\x129\n" +
+	"\x06tokens\x18\x06 \x01(\x0e2!.kinference.router.v1.ParityStateR\x06tokens\x12D\n" +
+	"\ftokens_cause\x18\a \x01(\x0e2!.kinference.router.v1.ParityCauseR\vtokensCause\x12#\n" +
+	"\rworkers_agree\x18\b \x01(\rR\fworkersAgree\x12%\n" +
+	"\x0eworkers_differ\x18\t \x01(\rR\rworkersDiffer\x129\n" +
+	"\x06cached\x18\n" +
+	" \x01(\x0e2!.kinference.router.v1.ParityStateR\x06cached\x12D\n" +
+	"\fcached_cause\x18\v \x01(\x0e2!.kinference.router.v1.ParityCauseR\vcachedCause\x12%\n" +
+	"\x0ecached_differs\x18\f \x03(\tR\rcachedDiffers\x12G\n" +
+	"\rcached_counts\x18\r \x01(\v2\".kinference.router.v1.CachedCountsR\fcachedCounts\"\xa1\x01\n" +
+	"\fCachedCounts\x12\x14\n" +
+	"\x05agree\x18\x01 \x01(\x04R\x05agree\x12\x17\n" +
+	"\atoo_few\x18\x02 \x01(\x04R\x06tooFew\x12\x19\n" +
+	"\btoo_many\x18\x03 \x01(\x04R\atooMany\x12$\n" +
+	"\runinformative\x18\x04 \x01(\x04R\runinformative\x12!\n" +
+	"\fnot_reported\x18\x05 \x01(\x04R\vnotReported*^\n" +
+	"\vParityState\x12\x1c\n" +
+	"\x18PARITY_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13PARITY_STATE_AGREES\x10\x01\x12\x18\n" +
+	"\x14PARITY_STATE_DIFFERS\x10\x02*\x83\x02\n" +
+	"\vParityCause\x12\x1c\n" +
+	"\x18PARITY_CAUSE_UNSPECIFIED\x10\x00\x12\x1a\n" +
+	"\x16PARITY_CAUSE_TOKENIZER\x10\x01\x12\x19\n" +
+	"\x15PARITY_CAUSE_TEMPLATE\x10\x02\x12\x16\n" +
+	"\x12PARITY_CAUSE_COUNT\x10\x03\x12\x1b\n" +
+	"\x17PARITY_CAUSE_BLOCK_SIZE\x10\x04\x12\x17\n" +
+	"\x13PARITY_CAUSE_EVENTS\x10\x05\x12\x15\n" +
+	"\x11PARITY_CAUSE_HASH\x10\x06\x12\x1b\n" +
+	"\x17PARITY_CAUSE_FALSE_HITS\x10\a\x12\x1d\n" +
+	"\x19PARITY_CAUSE_NOT_REPORTED\x10\b*\\\n" +
 	"\aOutcome\x12\x17\n" +
 	"\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x0e\n" +
 	"\n" +
 	"OUTCOME_OK\x10\x01\x12\x14\n" +
 	"\x10OUTCOME_CANCELED\x10\x02\x12\x12\n" +
-	"\x0eOUTCOME_FAILED\x10\x032\xf7\x02\n" +
+	"\x0eOUTCOME_FAILED\x10\x03*x\n" +
+	"\vTokenSource\x12\x1c\n" +
+	"\x18TOKEN_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n" +
+	"\x12TOKEN_SOURCE_LOCAL\x10\x01\x12\x16\n" +
+	"\x12TOKEN_SOURCE_ASKED\x10\x02\x12\x1b\n" +
+	"\x17TOKEN_SOURCE_DISTRUSTED\x10\x032\xcc\x03\n" +
 	"\rRouterService\x12P\n" +
 	"\x05Route\x12\".kinference.router.v1.RouteRequest\x1a#.kinference.router.v1.RouteResponse\x12S\n" +
 	"\x06Report\x12#.kinference.router.v1.ReportRequest\x1a$.kinference.router.v1.ReportResponse\x12g\n" +
 	"\fWatchCatalog\x12).kinference.router.v1.WatchCatalogRequest\x1a*.kinference.router.v1.WatchCatalogResponse0\x01\x12V\n" +
-	"\aExplain\x12$.kinference.router.v1.ExplainRequest\x1a%.kinference.router.v1.ExplainResponseBJZHgithub.com/kinference/kinference/proto/gen/kinference/router/v1;routerv1b\x06proto3"
+	"\aExplain\x12$.kinference.router.v1.ExplainRequest\x1a%.kinference.router.v1.ExplainResponse\x12S\n" +
+	"\x06Status\x12#.kinference.router.v1.StatusRequest\x1a$.kinference.router.v1.StatusResponseBJZHgithub.com/kinference/kinference/proto/gen/kinference/router/v1;routerv1b\x06proto3"
 
 var (
 	file_kinference_router_v1_router_proto_rawDescOnce sync.Once
@@ -1803,67 +2823,101 @@ func file_kinference_router_v1_router_proto_rawDescGZIP() []byte {
 	return file_kinference_router_v1_router_proto_rawDescData
 }
 
-var file_kinference_router_v1_router_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kinference_router_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_kinference_router_v1_router_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_kinference_router_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_kinference_router_v1_router_proto_goTypes = []any{
-	(Outcome)(0),                 // 0: kinference.router.v1.Outcome
-	(*RouteRequest)(nil),         // 1: kinference.router.v1.RouteRequest
-	(*Prompt)(nil),               // 2: kinference.router.v1.Prompt
-	(*RouteResponse)(nil),        // 3: kinference.router.v1.RouteResponse
-	(*Endpoint)(nil),             // 4: kinference.router.v1.Endpoint
-	(*ReportRequest)(nil),        // 5: kinference.router.v1.ReportRequest
-	(*Report)(nil),               // 6: kinference.router.v1.Report
-	(*Moved)(nil),                // 7: kinference.router.v1.Moved
-	(*FirstToken)(nil),           // 8: kinference.router.v1.FirstToken
-	(*Done)(nil),                 // 9: kinference.router.v1.Done
-	(*ReportResponse)(nil),       // 10: kinference.router.v1.ReportResponse
-	(*WatchCatalogRequest)(nil),  // 11: kinference.router.v1.WatchCatalogRequest
-	(*WatchCatalogResponse)(nil), // 12: kinference.router.v1.WatchCatalogResponse
-	(*Catalog)(nil),              // 13: kinference.router.v1.Catalog
-	(*Model)(nil),                // 14: kinference.router.v1.Model
-	(*Profile)(nil),              // 15: kinference.router.v1.Profile
-	(*Worker)(nil),               // 16: kinference.router.v1.Worker
-	(*ExplainRequest)(nil),       // 17: kinference.router.v1.ExplainRequest
-	(*ExplainResponse)(nil),      // 18: kinference.router.v1.ExplainResponse
-	(*Decision)(nil),             // 19: kinference.router.v1.Decision
-	(*Candidate)(nil),            // 20: kinference.router.v1.Candidate
-	(*durationpb.Duration)(nil),  // 21: google.protobuf.Duration
+	(ParityState)(0),             // 0: kinference.router.v1.ParityState
+	(ParityCause)(0),             // 1: kinference.router.v1.ParityCause
+	(Outcome)(0),                 // 2: kinference.router.v1.Outcome
+	(TokenSource)(0),             // 3: kinference.router.v1.TokenSource
+	(*RouteRequest)(nil),         // 4: kinference.router.v1.RouteRequest
+	(*Prompt)(nil),               // 5: kinference.router.v1.Prompt
+	(*RouteResponse)(nil),        // 6: kinference.router.v1.RouteResponse
+	(*Endpoint)(nil),             // 7: kinference.router.v1.Endpoint
+	(*ReportRequest)(nil),        // 8: kinference.router.v1.ReportRequest
+	(*ParityReport)(nil),         // 9: kinference.router.v1.ParityReport
+	(*Parity)(nil),               // 10: kinference.router.v1.Parity
+	(*Report)(nil),               // 11: kinference.router.v1.Report
+	(*Moved)(nil),                // 12: kinference.router.v1.Moved
+	(*FirstToken)(nil),           // 13: kinference.router.v1.FirstToken
+	(*Done)(nil),                 // 14: kinference.router.v1.Done
+	(*ReportResponse)(nil),       // 15: kinference.router.v1.ReportResponse
+	(*WatchCatalogRequest)(nil),  // 16: kinference.router.v1.WatchCatalogRequest
+	(*WatchCatalogResponse)(nil), // 17: kinference.router.v1.WatchCatalogResponse
+	(*Catalog)(nil),              // 18: kinference.router.v1.Catalog
+	(*Model)(nil),                // 19: kinference.router.v1.Model
+	(*Profile)(nil),              // 20: kinference.router.v1.Profile
+	(*Worker)(nil),               // 21: kinference.router.v1.Worker
+	(*ExplainRequest)(nil),       // 22: kinference.router.v1.ExplainRequest
+	(*ExplainResponse)(nil),      // 23: kinference.router.v1.ExplainResponse
+	(*Decision)(nil),             // 24: kinference.router.v1.Decision
+	(*Candidate)(nil),            // 25: kinference.router.v1.Candidate
+	(*StatusRequest)(nil),        // 26: kinference.router.v1.StatusRequest
+	(*StatusResponse)(nil),       // 27: kinference.router.v1.StatusResponse
+	(*WorkerStatus)(nil),         // 28: kinference.router.v1.WorkerStatus
+	(*WorkerIndex)(nil),          // 29: kinference.router.v1.WorkerIndex
+	(*ProfileStatus)(nil),        // 30: kinference.router.v1.ProfileStatus
+	(*CachedCounts)(nil),         // 31: kinference.router.v1.CachedCounts
+	nil,                          // 32: kinference.router.v1.Catalog.EpochsEntry
+	(*durationpb.Duration)(nil),  // 33: google.protobuf.Duration
 }
 var file_kinference_router_v1_router_proto_depIdxs = []int32{
-	2,  // 0: kinference.router.v1.RouteRequest.prompts:type_name -> kinference.router.v1.Prompt
-	4,  // 1: kinference.router.v1.RouteResponse.endpoints:type_name -> kinference.router.v1.Endpoint
-	21, // 2: kinference.router.v1.Endpoint.predicted_ttft:type_name -> google.protobuf.Duration
-	6,  // 3: kinference.router.v1.ReportRequest.reports:type_name -> kinference.router.v1.Report
-	7,  // 4: kinference.router.v1.Report.moved:type_name -> kinference.router.v1.Moved
-	8,  // 5: kinference.router.v1.Report.first_token:type_name -> kinference.router.v1.FirstToken
-	9,  // 6: kinference.router.v1.Report.done:type_name -> kinference.router.v1.Done
-	21, // 7: kinference.router.v1.FirstToken.ttft:type_name -> google.protobuf.Duration
-	0,  // 8: kinference.router.v1.Done.outcome:type_name -> kinference.router.v1.Outcome
-	13, // 9: kinference.router.v1.WatchCatalogResponse.catalog:type_name -> kinference.router.v1.Catalog
-	14, // 10: kinference.router.v1.Catalog.models:type_name -> kinference.router.v1.Model
-	15, // 11: kinference.router.v1.Catalog.profiles:type_name -> kinference.router.v1.Profile
-	16, // 12: kinference.router.v1.Catalog.workers:type_name -> kinference.router.v1.Worker
-	21, // 13: kinference.router.v1.Worker.metrics_interval:type_name -> google.protobuf.Duration
-	19, // 14: kinference.router.v1.ExplainResponse.decision:type_name -> kinference.router.v1.Decision
-	20, // 15: kinference.router.v1.Decision.candidates:type_name -> kinference.router.v1.Candidate
-	21, // 16: kinference.router.v1.Decision.actual_ttft:type_name -> google.protobuf.Duration
-	21, // 17: kinference.router.v1.Candidate.predicted_ttft:type_name -> google.protobuf.Duration
-	21, // 18: kinference.router.v1.Candidate.predicted_wait:type_name -> google.protobuf.Duration
-	21, // 19: kinference.router.v1.Candidate.predicted_prefill:type_name -> google.protobuf.Duration
-	21, // 20: kinference.router.v1.Candidate.sample_age:type_name -> google.protobuf.Duration
-	1,  // 21: kinference.router.v1.RouterService.Route:input_type -> kinference.router.v1.RouteRequest
-	5,  // 22: kinference.router.v1.RouterService.Report:input_type -> kinference.router.v1.ReportRequest
-	11, // 23: kinference.router.v1.RouterService.WatchCatalog:input_type -> kinference.router.v1.WatchCatalogRequest
-	17, // 24: kinference.router.v1.RouterService.Explain:input_type -> kinference.router.v1.ExplainRequest
-	3,  // 25: kinference.router.v1.RouterService.Route:output_type -> kinference.router.v1.RouteResponse
-	10, // 26: kinference.router.v1.RouterService.Report:output_type -> kinference.router.v1.ReportResponse
-	12, // 27: kinference.router.v1.RouterService.WatchCatalog:output_type -> kinference.router.v1.WatchCatalogResponse
-	18, // 28: kinference.router.v1.RouterService.Explain:output_type -> kinference.router.v1.ExplainResponse
-	25, // [25:29] is the sub-list for method output_type
-	21, // [21:25] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	5,  // 0: kinference.router.v1.RouteRequest.prompts:type_name -> kinference.router.v1.Prompt
+	7,  // 1: kinference.router.v1.RouteResponse.endpoints:type_name -> kinference.router.v1.Endpoint
+	33, // 2: kinference.router.v1.Endpoint.predicted_ttft:type_name -> google.protobuf.Duration
+	11, // 3: kinference.router.v1.ReportRequest.reports:type_name -> kinference.router.v1.Report
+	9,  // 4: kinference.router.v1.ReportRequest.parity:type_name -> kinference.router.v1.ParityReport
+	10, // 5: kinference.router.v1.ParityReport.verdicts:type_name -> kinference.router.v1.Parity
+	0,  // 6: kinference.router.v1.Parity.state:type_name -> kinference.router.v1.ParityState
+	1,  // 7: kinference.router.v1.Parity.cause:type_name -> kinference.router.v1.ParityCause
+	12, // 8: kinference.router.v1.Report.moved:type_name -> kinference.router.v1.Moved
+	13, // 9: kinference.router.v1.Report.first_token:type_name -> kinference.router.v1.FirstToken
+	14, // 10: kinference.router.v1.Report.done:type_name -> kinference.router.v1.Done
+	33, // 11: kinference.router.v1.FirstToken.ttft:type_name -> google.protobuf.Duration
+	2,  // 12: kinference.router.v1.Done.outcome:type_name -> kinference.router.v1.Outcome
+	18, // 13: kinference.router.v1.WatchCatalogResponse.catalog:type_name -> kinference.router.v1.Catalog
+	19, // 14: kinference.router.v1.Catalog.models:type_name -> kinference.router.v1.Model
+	20, // 15: kinference.router.v1.Catalog.profiles:type_name -> kinference.router.v1.Profile
+	21, // 16: kinference.router.v1.Catalog.workers:type_name -> kinference.router.v1.Worker
+	32, // 17: kinference.router.v1.Catalog.epochs:type_name -> kinference.router.v1.Catalog.EpochsEntry
+	0,  // 18: kinference.router.v1.Profile.parity:type_name -> kinference.router.v1.ParityState
+	1,  // 19: kinference.router.v1.Profile.parity_cause:type_name -> kinference.router.v1.ParityCause
+	33, // 20: kinference.router.v1.Worker.metrics_interval:type_name -> google.protobuf.Duration
+	24, // 21: kinference.router.v1.ExplainResponse.decision:type_name -> kinference.router.v1.Decision
+	25, // 22: kinference.router.v1.Decision.candidates:type_name -> kinference.router.v1.Candidate
+	33, // 23: kinference.router.v1.Decision.actual_ttft:type_name -> google.protobuf.Duration
+	33, // 24: kinference.router.v1.Candidate.predicted_ttft:type_name -> google.protobuf.Duration
+	33, // 25: kinference.router.v1.Candidate.predicted_wait:type_name -> google.protobuf.Duration
+	33, // 26: kinference.router.v1.Candidate.predicted_prefill:type_name -> google.protobuf.Duration
+	33, // 27: kinference.router.v1.Candidate.sample_age:type_name -> google.protobuf.Duration
+	28, // 28: kinference.router.v1.StatusResponse.workers:type_name -> kinference.router.v1.WorkerStatus
+	30, // 29: kinference.router.v1.StatusResponse.profiles:type_name -> kinference.router.v1.ProfileStatus
+	33, // 30: kinference.router.v1.WorkerStatus.sample_age:type_name -> google.protobuf.Duration
+	29, // 31: kinference.router.v1.WorkerStatus.index:type_name -> kinference.router.v1.WorkerIndex
+	0,  // 32: kinference.router.v1.WorkerStatus.tokens:type_name -> kinference.router.v1.ParityState
+	1,  // 33: kinference.router.v1.WorkerStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
+	33, // 34: kinference.router.v1.WorkerIndex.lag:type_name -> google.protobuf.Duration
+	3,  // 35: kinference.router.v1.ProfileStatus.source:type_name -> kinference.router.v1.TokenSource
+	0,  // 36: kinference.router.v1.ProfileStatus.tokens:type_name -> kinference.router.v1.ParityState
+	1,  // 37: kinference.router.v1.ProfileStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
+	0,  // 38: kinference.router.v1.ProfileStatus.cached:type_name -> kinference.router.v1.ParityState
+	1,  // 39: kinference.router.v1.ProfileStatus.cached_cause:type_name -> kinference.router.v1.ParityCause
+	31, // 40: kinference.router.v1.ProfileStatus.cached_counts:type_name -> kinference.router.v1.CachedCounts
+	4,  // 41: kinference.router.v1.RouterService.Route:input_type -> kinference.router.v1.RouteRequest
+	8,  // 42: kinference.router.v1.RouterService.Report:input_type -> kinference.router.v1.ReportRequest
+	16, // 43: kinference.router.v1.RouterService.WatchCatalog:input_type -> kinference.router.v1.WatchCatalogRequest
+	22, // 44: kinference.router.v1.RouterService.Explain:input_type -> kinference.router.v1.ExplainRequest
+	26, // 45: kinference.router.v1.RouterService.Status:input_type -> kinference.router.v1.StatusRequest
+	6,  // 46: kinference.router.v1.RouterService.Route:output_type -> kinference.router.v1.RouteResponse
+	15, // 47: kinference.router.v1.RouterService.Report:output_type -> kinference.router.v1.ReportResponse
+	17, // 48: kinference.router.v1.RouterService.WatchCatalog:output_type -> kinference.router.v1.WatchCatalogResponse
+	23, // 49: kinference.router.v1.RouterService.Explain:output_type -> kinference.router.v1.ExplainResponse
+	27, // 50: kinference.router.v1.RouterService.Status:output_type -> kinference.router.v1.StatusResponse
+	46, // [46:51] is the sub-list for method output_type
+	41, // [41:46] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_kinference_router_v1_router_proto_init() }
@@ -1872,20 +2926,20 @@ func file_kinference_router_v1_router_proto_init() {
 		return
 	}
 	file_kinference_router_v1_router_proto_msgTypes[3].OneofWrappers = []any{}
-	file_kinference_router_v1_router_proto_msgTypes[5].OneofWrappers = []any{
+	file_kinference_router_v1_router_proto_msgTypes[7].OneofWrappers = []any{
 		(*Report_Moved)(nil),
 		(*Report_FirstToken)(nil),
 		(*Report_Done)(nil),
 	}
-	file_kinference_router_v1_router_proto_msgTypes[8].OneofWrappers = []any{}
-	file_kinference_router_v1_router_proto_msgTypes[18].OneofWrappers = []any{}
+	file_kinference_router_v1_router_proto_msgTypes[10].OneofWrappers = []any{}
+	file_kinference_router_v1_router_proto_msgTypes[20].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kinference_router_v1_router_proto_rawDesc), len(file_kinference_router_v1_router_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   20,
+			NumEnums:      4,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

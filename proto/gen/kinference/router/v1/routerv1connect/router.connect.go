@@ -44,6 +44,8 @@ const (
 	RouterServiceWatchCatalogProcedure = "/kinference.router.v1.RouterService/WatchCatalog"
 	// RouterServiceExplainProcedure is the fully-qualified name of the RouterService's Explain RPC.
 	RouterServiceExplainProcedure = "/kinference.router.v1.RouterService/Explain"
+	// RouterServiceStatusProcedure is the fully-qualified name of the RouterService's Status RPC.
+	RouterServiceStatusProcedure = "/kinference.router.v1.RouterService/Status"
 )
 
 // RouterServiceClient is a client for the kinference.router.v1.RouterService service.
@@ -61,6 +63,9 @@ type RouterServiceClient interface {
 	WatchCatalog(context.Context, *v1.WatchCatalogRequest) (*connect.ServerStreamForClient[v1.WatchCatalogResponse], error)
 	// Explain returns the record of a recent decision. Error: NotFound.
 	Explain(context.Context, *v1.ExplainRequest) (*v1.ExplainResponse, error)
+	// Status tells what the router knows of the workers and the profiles, and
+	// whether what is computed here agrees with what the engines do.
+	Status(context.Context, *v1.StatusRequest) (*v1.StatusResponse, error)
 }
 
 // NewRouterServiceClient constructs a client for the kinference.router.v1.RouterService service. By
@@ -98,6 +103,12 @@ func NewRouterServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithSchema(routerServiceMethods.ByName("Explain")),
 			connect.WithClientOptions(opts...),
 		),
+		status: connect.NewClient[v1.StatusRequest, v1.StatusResponse](
+			httpClient,
+			baseURL+RouterServiceStatusProcedure,
+			connect.WithSchema(routerServiceMethods.ByName("Status")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -107,6 +118,7 @@ type routerServiceClient struct {
 	report       *connect.Client[v1.ReportRequest, v1.ReportResponse]
 	watchCatalog *connect.Client[v1.WatchCatalogRequest, v1.WatchCatalogResponse]
 	explain      *connect.Client[v1.ExplainRequest, v1.ExplainResponse]
+	status       *connect.Client[v1.StatusRequest, v1.StatusResponse]
 }
 
 // Route calls kinference.router.v1.RouterService.Route.
@@ -141,6 +153,15 @@ func (c *routerServiceClient) Explain(ctx context.Context, req *v1.ExplainReques
 	return nil, err
 }
 
+// Status calls kinference.router.v1.RouterService.Status.
+func (c *routerServiceClient) Status(ctx context.Context, req *v1.StatusRequest) (*v1.StatusResponse, error) {
+	response, err := c.status.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // RouterServiceHandler is an implementation of the kinference.router.v1.RouterService service.
 type RouterServiceHandler interface {
 	// Route picks the worker that will answer soonest and books it in the
@@ -156,6 +177,9 @@ type RouterServiceHandler interface {
 	WatchCatalog(context.Context, *v1.WatchCatalogRequest, *connect.ServerStream[v1.WatchCatalogResponse]) error
 	// Explain returns the record of a recent decision. Error: NotFound.
 	Explain(context.Context, *v1.ExplainRequest) (*v1.ExplainResponse, error)
+	// Status tells what the router knows of the workers and the profiles, and
+	// whether what is computed here agrees with what the engines do.
+	Status(context.Context, *v1.StatusRequest) (*v1.StatusResponse, error)
 }
 
 // NewRouterServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -189,6 +213,12 @@ func NewRouterServiceHandler(svc RouterServiceHandler, opts ...connect.HandlerOp
 		connect.WithSchema(routerServiceMethods.ByName("Explain")),
 		connect.WithHandlerOptions(opts...),
 	)
+	routerServiceStatusHandler := connect.NewUnaryHandlerSimple(
+		RouterServiceStatusProcedure,
+		svc.Status,
+		connect.WithSchema(routerServiceMethods.ByName("Status")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/kinference.router.v1.RouterService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case RouterServiceRouteProcedure:
@@ -199,6 +229,8 @@ func NewRouterServiceHandler(svc RouterServiceHandler, opts ...connect.HandlerOp
 			routerServiceWatchCatalogHandler.ServeHTTP(w, r)
 		case RouterServiceExplainProcedure:
 			routerServiceExplainHandler.ServeHTTP(w, r)
+		case RouterServiceStatusProcedure:
+			routerServiceStatusHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -222,4 +254,8 @@ func (UnimplementedRouterServiceHandler) WatchCatalog(context.Context, *v1.Watch
 
 func (UnimplementedRouterServiceHandler) Explain(context.Context, *v1.ExplainRequest) (*v1.ExplainResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("kinference.router.v1.RouterService.Explain is not implemented"))
+}
+
+func (UnimplementedRouterServiceHandler) Status(context.Context, *v1.StatusRequest) (*v1.StatusResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("kinference.router.v1.RouterService.Status is not implemented"))
 }
