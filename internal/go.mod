@@ -25,6 +25,7 @@ require (
 )
 
 require (
+	github.com/google/cel-go v0.31.0 // indirect
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	golang.org/x/sync v0.24.0 // indirect
 	k8s.io/apimachinery v0.37.2 // indirect
