@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -108,10 +109,7 @@ func (e *Engine) Launch() {
 	args := e.args()
 	e.tb.Logf("%s: vllm %s", e.Name, strings.Join(args, " "))
 	e.cmd = exec.Command(filepath.Join(e.env.Venv, "bin", "vllm"), args...)
-	e.cmd.Env = append(os.Environ(),
-		"VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1", "HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1",
-		"VLLM_SERVER_DEV_MODE=1", "VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1")
-	e.cmd.Env = append(e.cmd.Env, e.Env...)
+	e.cmd.Env = slices.Concat(os.Environ(), variables, e.Env)
 	e.cmd.Stdout, e.cmd.Stderr = e.log, e.log
 	// A group of its own: the engine core is a child process of the server.
 	e.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -124,6 +122,23 @@ func (e *Engine) Launch() {
 		_ = cmd.Wait()
 		close(done)
 	}(e.cmd, e.done)
+}
+
+// variables of every engine.
+var variables = []string{
+	"VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1", "HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1",
+	"VLLM_SERVER_DEV_MODE=1", "VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1",
+}
+
+// Command is the command line of the engine as a reader would type it.
+func (e *Engine) Command() string {
+	parts := slices.Concat(variables, e.Env, []string{filepath.Join(e.env.Venv, "bin", "vllm")}, e.args())
+	for i, p := range parts {
+		if strings.ContainsAny(p, "{* ") {
+			parts[i] = "'" + p + "'"
+		}
+	}
+	return strings.Join(parts, " ")
 }
 
 func (e *Engine) args() []string {
