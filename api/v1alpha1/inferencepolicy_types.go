@@ -443,11 +443,11 @@ type Retry struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=8
 	Attempts int32 `json:"attempts"`
-	// On lists what is tried again: ConnectFailure, 5xx, Overloaded, Timeout.
+	// RetryOn lists what is tried again: ConnectFailure, 5xx, Overloaded, Timeout.
 	// Absent: all of them.
 	//
 	// +kubebuilder:validation:MaxItems=4
-	On []RetryReason `json:"on,omitempty"`
+	RetryOn []RetryReason `json:"retryOn,omitempty"`
 }
 
 // RetryReason is a failure after which the next endpoint is tried.

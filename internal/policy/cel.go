@@ -168,19 +168,25 @@ func newExpression(text string) (*expression, error) {
 	if cost.Max > maxCost {
 		return nil, fmt.Errorf("CEL may cost %d, more than %d: make it simpler, for instance without loops in loops", cost.Max, maxCost)
 	}
-	program, err := env.Program(checked, cel.EvalOptions(cel.OptOptimize), cel.CostLimit(2*maxCost))
-	if err != nil {
-		return nil, fmt.Errorf("CEL: %w", err)
-	}
-	e := &expression{program: program}
+	e := &expression{}
+	loops := false
 	ast.PostOrderVisit(checked.NativeRep().Expr(), ast.NewExprVisitor(func(x ast.Expr) {
 		switch x.Kind() {
 		case ast.SelectKind:
 			e.readsTags = e.readsTags || x.AsSelect().FieldName() == "tags"
 		case ast.CallKind:
 			e.readsTags = e.readsTags || x.AsCall().FunctionName() == "tagged"
+		case ast.ComprehensionKind:
+			loops = true
 		}
 	}))
+	options := []cel.ProgramOption{cel.EvalOptions(cel.OptOptimize)}
+	if loops { // only they can cost more than the estimate; counting has its own cost
+		options = append(options, cel.CostLimit(10*maxCost))
+	}
+	if e.program, err = env.Program(checked, options...); err != nil {
+		return nil, fmt.Errorf("CEL: %w", err)
+	}
 	return e, nil
 }
 

@@ -47,6 +47,7 @@ type Policy struct {
 	// Targets are names of pools; empty: every pool of the namespace.
 	Targets []string
 
+	id     string
 	assume assumption
 	risk   []string // custom tags that count as present while unknown
 	tags   []string // all custom tags
@@ -54,7 +55,7 @@ type Policy struct {
 }
 
 // ID is namespace/name.
-func (p *Policy) ID() string { return p.Namespace + "/" + p.Name }
+func (p *Policy) ID() string { return p.id }
 
 // rule is a compiled PolicyRule.
 type rule struct {
@@ -117,7 +118,7 @@ var standard = &route{objective: v1alpha1.ObjectiveTTFT, stages: []stage{{minimi
 // and at load alike; what needs other resources is Lint's.
 func Compile(p *v1alpha1.InferencePolicy) (*Policy, []Fault) {
 	c := &compiler{}
-	out := &Policy{Namespace: p.Namespace, Name: p.Name, Created: p.CreationTimestamp.Time, DryRun: p.Spec.DryRun}
+	out := &Policy{id: p.Namespace + "/" + p.Name, Namespace: p.Namespace, Name: p.Name, Created: p.CreationTimestamp.Time, DryRun: p.Spec.DryRun}
 	c.assumptions(out, &p.Spec)
 	for i, t := range p.Spec.TargetRefs {
 		f := fmt.Sprintf("spec.targetRefs[%d]", i)
@@ -444,8 +445,8 @@ func (c *compiler) route(f string, r *v1alpha1.RouteAction) *route {
 		if r.Retry.Attempts < 1 || r.Retry.Attempts > 8 {
 			c.errorf(f+".retry.attempts", "want 1 to 8, the first one counts")
 		}
-		for i, on := range r.Retry.On {
-			oneOf(c, fmt.Sprintf("%s.retry.on[%d]", f, i), on, v1alpha1.RetryConnectFailure, v1alpha1.Retry5xx, v1alpha1.RetryOverloaded, v1alpha1.RetryTimeout)
+		for i, on := range r.Retry.RetryOn {
+			oneOf(c, fmt.Sprintf("%s.retry.retryOn[%d]", f, i), on, v1alpha1.RetryConnectFailure, v1alpha1.Retry5xx, v1alpha1.RetryOverloaded, v1alpha1.RetryTimeout)
 		}
 	}
 	return out

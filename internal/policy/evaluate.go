@@ -149,9 +149,7 @@ func NewSet(pool string, policies []*Policy) *Set {
 			apply = append(apply, p)
 		}
 	}
-	slices.SortStableFunc(apply, func(a, b *Policy) int {
-		return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
-	})
+	sortByAge(apply)
 	// A tag that one policy calls a risk is one for all of them.
 	var risk []glob
 	for _, p := range apply {
@@ -175,6 +173,13 @@ func NewSet(pool string, policies []*Policy) *Set {
 		s.shadow = nil
 	}
 	return s
+}
+
+// sortByAge puts the oldest first, those of one age by name.
+func sortByAge(policies []*Policy) {
+	slices.SortStableFunc(policies, func(a, b *Policy) int {
+		return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+	})
 }
 
 // Empty reports whether there is no rule.
