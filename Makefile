@@ -43,8 +43,9 @@ bench-quick: build ## Write out/bench.json in at most a minute.
 fuzz: ## Run every fuzz target for FUZZTIME (default 60s).
 	scripts/fuzz.sh $(or $(FUZZTIME),60s)
 
-generate: $(TOOLS) ## Regenerate the code of proto/.
+generate: $(TOOLS) ## Regenerate the code of proto/, deepcopy and CRDs of api/.
 	bin/buf generate
+	scripts/api.sh
 
 lint: $(TOOLS) bin/golangci-lint ## Lint Go and proto.
 	bin/buf lint

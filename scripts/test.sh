@@ -12,13 +12,15 @@ export KINFERENCE_INTEROP=1 # a peer that is missing fails its test instead of s
 say "tools"
 scripts/tools.sh
 
-say "proto: lint, breaking changes, generated code is current"
+say "proto: lint, breaking changes; generated code is current"
 bin/buf lint
 bin/buf breaking --against proto/baseline.binpb
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 bin/buf generate -o "$out"
 diff -r "$out/proto/gen" proto/gen
+scripts/api.sh "$out"
+(cd "$out" && find api deploy -type f) | while read -r f; do diff "$out/$f" "$f"; done
 
 say "format and vet"
 unformatted=$(gofmt -l $(git ls-files '*.go' | grep -v '^proto/gen/'))

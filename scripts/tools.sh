@@ -3,12 +3,14 @@
 # buf takes minutes to build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-key=$(cat tools/go.sum tools/buf/go.sum | sha256sum | cut -c1-16)-$(go env GOVERSION)
-cache=${KINFERENCE_CACHE:-$HOME/.cache/kinference}/tools/$key
-if [ ! -x "$cache/buf" ]; then
-  mkdir -p "$cache"
-  GOBIN=$cache GOWORK=off go -C tools install tool
-  GOBIN=$cache GOWORK=off go -C tools/buf install tool
-fi
 mkdir -p bin
-cp -u "$cache"/* bin/
+for module in tools tools/buf; do
+  key=$(sha256sum <"$module/go.sum" | cut -c1-16)-$(go env GOVERSION)
+  cache=${KINFERENCE_CACHE:-$HOME/.cache/kinference}/$module/$key
+  if [ ! -e "$cache/done" ]; then
+    mkdir -p "$cache/bin"
+    GOBIN=$cache/bin GOWORK=off go -C "$module" install tool
+    touch "$cache/done"
+  fi
+  cp -u "$cache"/bin/* bin/
+done

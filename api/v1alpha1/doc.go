@@ -1,17 +1,14 @@
 // Package v1alpha1 holds the resources of the API group
 // kinference.buoyant.io/v1alpha1 as plain Go types.
 //
-// internal/resources loads and compiles them; nothing here does I/O. Values
-// are not safe for concurrent changes. The kinds GatewayBackend,
-// InferencePolicy, InferenceProvider and InferenceTenant belong to the group
-// too and have no types yet.
+// They are the one source of the CustomResourceDefinitions, of the checks that
+// need no code and of the reference: `make generate` writes deepcopy code
+// beside them and the definitions into api/crd and the CRD chart. Defaults,
+// bounds and rules between fields are markers here; internal/resources applies
+// them offline as the Kubernetes API does, and adds what only code can say.
+// Nothing here does I/O. Values are not safe for concurrent changes.
+//
+// +kubebuilder:object:generate=true
+// +groupName=kinference.buoyant.io
+// +versionName=v1alpha1
 package v1alpha1
-
-const (
-	// Group is the API group of all kinds.
-	Group = "kinference.buoyant.io"
-	// Version is the version of this package's types.
-	Version = "v1alpha1"
-	// APIVersion is what resources carry in apiVersion.
-	APIVersion = Group + "/" + Version
-)

@@ -170,17 +170,18 @@ func (c *Catalog) offer(p *Pool, profile *Profile, models []v1alpha1.WorkerModel
 		m.Offers = append(m.Offers, Offer{p, profile})
 	}
 	for _, m := range models {
-		if m.Name == profile.UpstreamModel && profile.LoRA == "" {
-			add(m.Name, m.Name)
+		root := string(m.Name)
+		if root == profile.UpstreamModel && profile.LoRA == "" {
+			add(root, root)
 			for _, a := range m.Aliases {
-				add(a, m.Name)
+				add(string(a), root)
 			}
 		}
 		for _, l := range m.LoRAs {
-			if l.Name == profile.LoRA && m.Name == profile.Root {
-				add(l.Name, m.Name)
+			if string(l.Name) == profile.LoRA && root == profile.Root {
+				add(string(l.Name), root)
 				for _, a := range l.Aliases {
-					add(a, m.Name)
+					add(string(a), root)
 				}
 			}
 		}
@@ -193,10 +194,10 @@ func (o *object) compilePool(sets map[string]*object, use func(*object) *WorkerS
 		field := "spec.destinations[" + strconv.Itoa(i) + "]"
 		switch {
 		case d.Kind == v1alpha1.KindInferenceWorkerSet:
-			if set := sets[o.namespace+"/"+d.Name]; set != nil {
+			if set := sets[o.namespace+"/"+string(d.Name)]; set != nil {
 				p.Sets = append(p.Sets, use(set))
 			} else {
-				o.errorf(field+".name", "there is no InferenceWorkerSet %q in namespace %q", abbreviate(d.Name), o.namespace)
+				o.errorf(field+".name", "there is no InferenceWorkerSet %q in namespace %q", abbreviate(string(d.Name)), o.namespace)
 			}
 		case groupOf(d) == gaieGroup:
 			o.warnf(field, "needs the Kubernetes source: the destination has no workers")
@@ -238,20 +239,20 @@ func (o *object) compileSet() *WorkerSet {
 	for _, m := range spec.Models {
 		profile := func(upstream, lora string) {
 			s.Profiles = append(s.Profiles, &Profile{
-				ID: s.Name + "/" + upstream, Set: s, UpstreamModel: upstream, Root: m.Name, LoRA: lora,
+				ID: s.Name + "/" + upstream, Set: s, UpstreamModel: upstream, Root: string(m.Name), LoRA: lora,
 				MaxModelLen: int(m.MaxModelLen),
 			})
 		}
-		profile(m.Name, "")
+		profile(string(m.Name), "")
 		for _, l := range m.LoRAs {
-			profile(l.Name, l.Name)
+			profile(string(l.Name), string(l.Name))
 		}
 	}
 	return s
 }
 
 func (o *object) compileEndpoint(e v1alpha1.WorkerEndpoint) Worker {
-	w := Worker{UID: o.namespace + "." + o.name + "." + e.Name, Name: e.Name, KVEvents: e.KVEvents, KVReplay: e.KVReplay}
+	w := Worker{UID: o.namespace + "." + o.name + "." + string(e.Name), Name: string(e.Name), KVEvents: string(e.KVEvents), KVReplay: string(e.KVReplay)}
 	w.URL, _ = baseURL(e.Address, o.set.Spec.Port) // validated
 	// Only a port that is written says that every endpoint publishes there.
 	if k := o.set.Spec.KVEvents; k != nil && k.Port != 0 && w.KVEvents == "" {

@@ -164,7 +164,8 @@ func (d *decoder) wrong(n *yaml.Node, line int, path, want string) any {
 	return d.faultf(line, path, "want %s, got %s%s", want, got, hint)
 }
 
-func abbreviate(s string) string {
+func abbreviate[S ~string](in S) string {
+	s := string(in)
 	if len(s) > 60 {
 		return s[:57] + "..."
 	}

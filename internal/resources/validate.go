@@ -107,10 +107,10 @@ func (c *checker) workerSet(s *v1alpha1.InferenceWorkerSetSpec) {
 	}
 	if a := s.Accelerator; a != nil {
 		c.upTo("spec.accelerator.count", a.Count, 1024)
-		if a.HourlyPrice != "" && !decimal.MatchString(a.HourlyPrice) {
+		if a.HourlyPrice != "" && !decimal.MatchString(string(a.HourlyPrice)) {
 			c.errorf("spec.accelerator.hourlyPrice", "%q is not a decimal number", abbreviate(a.HourlyPrice))
 		}
-		if a.Currency != "" && !currency.MatchString(a.Currency) {
+		if a.Currency != "" && !currency.MatchString(string(a.Currency)) {
 			c.errorf("spec.accelerator.currency", "%q is not a currency code such as USD", abbreviate(a.Currency))
 		}
 		if a.HourlyPrice != "" && a.Currency == "" {
@@ -127,12 +127,12 @@ func (c *checker) endpoints(s *v1alpha1.InferenceWorkerSetSpec) {
 		switch {
 		case e.Name == "":
 			c.errorf(at+".name", "is required")
-		case !label.MatchString(e.Name):
+		case !label.MatchString(string(e.Name)):
 			c.errorf(at+".name", "%q is not a name: lower-case letters, digits and dashes", abbreviate(e.Name))
-		case names[e.Name]:
+		case names[string(e.Name)]:
 			c.errorf(at+".name", "%q is given twice", e.Name)
 		}
-		names[e.Name] = true
+		names[string(e.Name)] = true
 		if e.Address == "" {
 			c.errorf(at+".address", "is required")
 		} else if u, err := baseURL(e.Address, s.Port); err != nil {
@@ -140,13 +140,13 @@ func (c *checker) endpoints(s *v1alpha1.InferenceWorkerSetSpec) {
 		} else if other, dup := urls[u]; dup {
 			c.errorf(at+".address", "%q is the address of %q too: its load would count twice", e.Address, other)
 		} else {
-			urls[u] = e.Name
+			urls[u] = string(e.Name)
 		}
 		if n := len(c.namespace) + len(c.name) + len(e.Name) + 2; n > maxUID {
 			c.errorf(at+".name", "is too long: with namespace and name of the set it has %d bytes, more than %d", n, maxUID)
 		}
-		events, ok := c.zmq(at+".kvEvents", e.KVEvents)
-		replay, too := c.zmq(at+".kvReplay", e.KVReplay)
+		events, ok := c.zmq(at+".kvEvents", string(e.KVEvents))
+		replay, too := c.zmq(at+".kvReplay", string(e.KVReplay))
 		if ok && too && events.host != replay.host {
 			replay.port = 0 // each has all ports for itself
 		}
@@ -179,21 +179,21 @@ func (c *checker) models(models []v1alpha1.WorkerModel) {
 	}
 	for i, m := range models {
 		at := fmt.Sprintf("spec.models[%d]", i)
-		name(at+".name", m.Name)
+		name(at+".name", string(m.Name))
 		if m.MaxModelLen < 0 {
 			c.errorf(at+".maxModelLen", "is negative")
 		}
 		c.atMost(at+".aliases", len(m.Aliases), maxNames)
 		for j, a := range m.Aliases {
-			name(fmt.Sprintf("%s.aliases[%d]", at, j), a)
+			name(fmt.Sprintf("%s.aliases[%d]", at, j), string(a))
 		}
 		c.atMost(at+".loras", len(m.LoRAs), maxNames)
 		for j, l := range m.LoRAs {
 			in := fmt.Sprintf("%s.loras[%d]", at, j)
-			name(in+".name", l.Name)
+			name(in+".name", string(l.Name))
 			c.atMost(in+".aliases", len(l.Aliases), maxNames)
 			for k, a := range l.Aliases {
-				name(fmt.Sprintf("%s.aliases[%d]", in, k), a)
+				name(fmt.Sprintf("%s.aliases[%d]", in, k), string(a))
 			}
 		}
 	}
@@ -236,7 +236,7 @@ func (c *checker) pool(s *v1alpha1.InferencePoolSpec) {
 		if d.Name == "" {
 			c.errorf(at+".name", "is required")
 		}
-		id := groupOf(d) + " " + d.Kind + " " + d.Name
+		id := groupOf(d) + " " + d.Kind + " " + string(d.Name)
 		switch groupOf(d) + " " + d.Kind {
 		case v1alpha1.Group + " " + v1alpha1.KindInferenceWorkerSet, v1alpha1.Group + " InferenceProvider", gaieGroup + " InferencePool":
 			if seen[id] {
@@ -272,10 +272,10 @@ func (c *checker) objectives(list []v1alpha1.Objective) {
 		at := fmt.Sprintf("spec.objectives[%d]", i)
 		if o.Name == "" {
 			c.errorf(at+".name", "is required")
-		} else if seen[o.Name] {
+		} else if seen[string(o.Name)] {
 			c.errorf(at+".name", "%q is given twice", abbreviate(o.Name))
 		}
-		seen[o.Name] = true
+		seen[string(o.Name)] = true
 		c.oneOf(at+".indicator", string(o.Indicator), string(v1alpha1.IndicatorTTFT), string(v1alpha1.IndicatorITL),
 			string(v1alpha1.IndicatorTPOT), string(v1alpha1.IndicatorEndToEnd), string(v1alpha1.IndicatorAvailability))
 		if o.Indicator != v1alpha1.IndicatorAvailability && o.Threshold == "" {
@@ -285,8 +285,10 @@ func (c *checker) objectives(list []v1alpha1.Objective) {
 		if o.Window == "" {
 			c.errorf(at+".window", "is required")
 		}
-		c.duration(at+".window", o.Window, time.Minute, 366*24*time.Hour)
-		if v, err := strconv.ParseFloat(o.Target, 64); !decimal.MatchString(o.Target) || err != nil || v <= 0 || v > 100 {
+		if _, err := o.Window.Parse(); err != nil && o.Window != "" {
+			c.errorf(at+".window", "%v", err)
+		}
+		if v, err := strconv.ParseFloat(o.Target, 64); !decimal.MatchString(string(o.Target)) || err != nil || v <= 0 || v > 100 {
 			c.errorf(at+".target", "%q is not a percentage above 0 and up to 100", abbreviate(o.Target))
 		}
 	}
