@@ -45,6 +45,9 @@ type Config struct {
 	// PromptTimeout bounds how long a worker is asked for token ids, and
 	// PromptRetry is how long to wait after it could not tell.
 	PromptTimeout, PromptRetry time.Duration
+	// ParityInterval is the time between two checks that a worker makes the
+	// same token ids.
+	ParityInterval time.Duration
 }
 
 // Flags implements daemon.Service.
@@ -71,6 +74,7 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.IntVar(&c.TokenCacheBytes, "token-cache", c.TokenCacheBytes, "bytes of the cache of tokenised prompt prefixes, for each tokenizer")
 	fs.DurationVar(&c.PromptTimeout, "prompt-timeout", c.PromptTimeout, "time to ask a worker for token ids where no tokenizer is configured")
 	fs.DurationVar(&c.PromptRetry, "prompt-retry", c.PromptRetry, "time until a worker that could not tell token ids, or a tokenizer that did not load, is tried again")
+	fs.DurationVar(&c.ParityInterval, "parity-interval", c.ParityInterval, "time between two checks that a worker makes the same token ids as the local tokenizer")
 }
 
 func (c *Config) defaults() {
@@ -95,6 +99,7 @@ func (c *Config) defaults() {
 	or(&c.TokenCacheBytes, 256<<20)
 	or(&c.PromptTimeout, 250*time.Millisecond)
 	or(&c.PromptRetry, 30*time.Second)
+	or(&c.ParityInterval, 10*time.Minute)
 }
 
 func or[T comparable](p *T, value T) {
@@ -116,6 +121,7 @@ func (c *Config) Validate() error {
 		"route-timeout": int64(c.RouteTimeout), "connect-timeout": int64(c.ConnectTimeout), "first-byte-timeout": int64(c.FirstByteTimeout),
 		"idle-timeout": int64(c.IdleTimeout), "total-timeout": int64(c.TotalTimeout), "write-timeout": int64(c.WriteTimeout), "keep-alive": int64(c.KeepAlive),
 		"worker-connections": int64(c.WorkerConnections), "token-cache": int64(c.TokenCacheBytes), "prompt-timeout": int64(c.PromptTimeout), "prompt-retry": int64(c.PromptRetry),
+		"parity-interval": int64(c.ParityInterval),
 	} {
 		if v < 0 {
 			faults = append(faults, fmt.Errorf("%s is negative", name))

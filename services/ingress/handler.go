@@ -60,6 +60,7 @@ func (v *server) post(w http.ResponseWriter, r *http.Request, route openai.Route
 	defer func() { // whatever happens, the router's ledger gets its end
 		v.metrics.active.Add(v.ctx, -1)
 		if x.routed {
+			x.compareCount()
 			v.reports.Done(id, x.outcome(), x.usage(), func() { v.ids.Delete(id) })
 		} else {
 			v.ids.Delete(id)

@@ -42,6 +42,7 @@ type router struct {
 	answer   func(*routerv1.RouteRequest) (*routerv1.RouteResponse, error)
 	requests []*routerv1.RouteRequest
 	reports  []*routerv1.Report
+	parity   *routerv1.ParityReport
 	reported chan struct{}
 }
 
@@ -59,6 +60,9 @@ func (r *router) Report(_ context.Context, req *routerv1.ReportRequest) (*router
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.reports = append(r.reports, req.GetReports()...)
+	if p := req.GetParity(); p != nil {
+		r.parity = p
+	}
 	close(r.reported)
 	r.reported = make(chan struct{})
 	return &routerv1.ReportResponse{}, nil

@@ -10,6 +10,7 @@ package ingress
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"net"
 	"net/http"
@@ -22,8 +23,10 @@ import (
 
 	"github.com/kinference/kinference/internal/daemon"
 	"github.com/kinference/kinference/internal/rpc"
+	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
 	"github.com/kinference/kinference/services/ingress/internal/catalog"
+	"github.com/kinference/kinference/services/ingress/internal/parity"
 	"github.com/kinference/kinference/services/ingress/internal/prompt"
 	"github.com/kinference/kinference/services/ingress/internal/proxy"
 	"github.com/kinference/kinference/services/ingress/internal/report"
@@ -41,6 +44,7 @@ type server struct {
 	router  routerv1connect.RouterServiceClient
 	view    atomic.Pointer[catalog.View]
 	prompts *prompt.Maker
+	parity  *parity.Checker
 	proxy   *proxy.Proxy
 	reports *report.Queue
 	metrics *metrics
@@ -82,13 +86,29 @@ func (s *Service) Run(ctx context.Context) error {
 	defer v.proxy.Close()
 	v.prompts = prompt.New(prompt.Settings{
 		CacheBytes: s.TokenCacheBytes, WorkerTime: s.PromptTimeout, Retry: s.PromptRetry, Transport: v.proxy.Transport(), Log: daemon.Logger(ctx),
+		Distrusts: func(p *catalog.Profile) bool { return v.parity.Distrusts(p) },
+	})
+	v.parity = parity.New(parity.Settings{
+		Compare: v.prompts.Compare, Loaded: v.prompts.Loaded, Name: rand.Text(), Every: s.ParityInterval, Log: daemon.Logger(ctx),
+		Report: func(ctx context.Context, r *routerv1.ParityReport) error {
+			ctx, cancel := context.WithTimeout(ctx, s.RouteTimeout)
+			defer cancel()
+			_, err := router.Report(ctx, &routerv1.ReportRequest{Parity: r})
+			return err
+		},
+		Checked: func(profile, kind, result string) { m.checked(serving, profile, kind, result) },
 	})
 
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer stop()
+	if err := m.observe(v.parity); err != nil {
+		return err
+	}
+	defer m.close()
 	tasks.Go(func() { v.reports.Run(serving) })
 	tasks.Go(func() { v.watch(serving) })
+	tasks.Go(func() { v.parity.Run(serving) })
 	context.AfterFunc(ctx, func() { daemon.Ready(ctx, false) })
 	return v.serve(ctx, l)
 }
@@ -118,14 +138,20 @@ func (v *server) watch(ctx context.Context) {
 			if v.prompts.Prepare(view) {
 				retry.Reset(v.PromptRetry)
 			}
+			v.parity.Watch(view)
 			if v.view.Swap(view) == nil {
 				daemon.Ready(v.ctx, v.ctx.Err() == nil)
 			}
 			log.Info("catalog", "version", view.Version, "models", len(view.Models))
 		case <-retry.C:
-			if view := v.view.Load(); view != nil && v.prompts.Prepare(view) {
+			view := v.view.Load()
+			if view == nil {
+				continue
+			}
+			if v.prompts.Prepare(view) {
 				retry.Reset(v.PromptRetry)
 			}
+			v.parity.Watch(view)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kinference/kinference/internal/openai"
+	"github.com/kinference/kinference/services/ingress/internal/parity"
 	"github.com/kinference/kinference/services/ingress/internal/prompt"
 	"github.com/kinference/kinference/services/ingress/internal/proxy"
 )
@@ -34,6 +35,10 @@ type metrics struct {
 	tokenCache  metric.Int64Counter
 	failovers   metric.Int64Counter
 	reportsLost metric.Int64Counter
+	checks      metric.Int64Counter
+
+	meter        metric.Meter
+	registration metric.Registration
 }
 
 // Bucket boundaries in seconds, and in tokens.
@@ -58,6 +63,8 @@ func newMetrics(m metric.Meter) (*metrics, error) {
 		return h
 	}
 	s := &metrics{
+		meter:       m,
+		checks:      counter("kinference.ingress.parity.checks", "{check}", "Comparisons of our token ids with the engines', by profile, kind (probe, or count of a served request) and result: agrees, differs, unanswered."),
 		requests:    counter("kinference.ingress.requests", "{request}", "Requests by route, model, answered status (499: the client left) and outcome: ok, canceled, failed or refused. A stream that breaks has status 200 and outcome failed."),
 		duration:    seconds("gen_ai.server.request.duration", "Time from the request's last byte to the answer's.", durationBuckets),
 		firstToken:  seconds("gen_ai.server.time_to_first_token", "Time from the request's last byte to the first content written.", firstBuckets),
@@ -75,6 +82,33 @@ func newMetrics(m metric.Meter) (*metrics, error) {
 	s.usage, err = m.Int64Histogram("gen_ai.client.token.usage", metric.WithUnit("{token}"), metric.WithDescription("Tokens of a request by type; input includes cached ones."),
 		metric.WithExplicitBucketBoundaries(tokenBuckets...))
 	return s, errors.Join(append(faults, err)...)
+}
+
+// observe shows which profiles do without their tokenizer.
+func (m *metrics) observe(c *parity.Checker) error {
+	distrusted, err := m.meter.Int64ObservableGauge("kinference.ingress.parity.distrusted", metric.WithUnit("{profile}"),
+		metric.WithDescription("1 while the ids of a profile's tokenizer are not those of its engines, so that these are asked; by cause: tokenizer, template, count, none."))
+	if err != nil {
+		return err
+	}
+	m.registration, err = m.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		for _, s := range c.States() {
+			value := int64(1)
+			if s.Cause == "none" {
+				value = 0
+			}
+			o.ObserveInt64(distrusted, value, metric.WithAttributes(attribute.String("profile", s.Profile), attribute.String("cause", s.Cause)))
+		}
+		return nil
+	}, distrusted)
+	return err
+}
+
+func (m *metrics) close() { _ = m.registration.Unregister() }
+
+// checked records a comparison of token ids.
+func (m *metrics) checked(ctx context.Context, profile, kind, result string) {
+	m.checks.Add(ctx, 1, metric.WithAttributes(attribute.String("profile", profile), attribute.String("kind", kind), attribute.String("result", result)))
 }
 
 // prompts records how prompts were made.

@@ -62,7 +62,8 @@ func TestLocalPrompt(t *testing.T) {
 		c.Profiles = append(c.Profiles, &routerv1.Profile{Id: "big", WorkerSet: "ns/other", TokenizerPath: dir, BlockSize: 32}, &routerv1.Profile{Id: "young", TokenizerPath: dir})
 		c.Models[1].Profiles = []string{"p", "big", "young", "unknown"}
 	}).ready()
-	e.router.routes(newWorker(t, "w", refuses(200, whole)))
+	// No usage: a count of its own would be held against the tokenizer.
+	e.router.routes(newWorker(t, "w", refuses(200, whole[:strings.Index(whole, `,"usage"`)]+"}")))
 
 	long := strings.Repeat("The scheduler admits a request when its blocks fit. ", 20)
 	messages := `[{"role":"system","content":"Be brief."},{"role":"user","content":"` + long + `"}]`
@@ -125,17 +126,23 @@ func TestProfileTooSmall(t *testing.T) {
 	}
 }
 
+// Our ids are passed on to an engine that makes the same ones, once that is
+// known, and to no other.
 func TestPassTokenIDs(t *testing.T) {
 	dir := modelDir(t)
-	e := start(t, func(_ *ingress.Config, c *routerv1.Catalog) {
-		c.Profiles[0].TokenizerPath, c.Profiles[0].PassTokenIds = dir, true
-	}).ready()
 	bodies := make(chan string, 1)
-	e.router.routes(newWorker(t, "w", func(w http.ResponseWriter, r *http.Request) {
+	serve := func(w http.ResponseWriter, r *http.Request) {
 		b, _ := io.ReadAll(r.Body)
 		bodies <- string(b)
 		refuses(200, whole)(w, r)
-	}))
+	}
+	proven, silent := newWorker(t, "w/0", tells(t, dir, serve)), newWorker(t, "x/0", serve)
+	e := start(t, func(_ *ingress.Config, c *routerv1.Catalog) {
+		c.Profiles[0].TokenizerPath, c.Profiles[0].PassTokenIds = dir, true
+		c.Workers = []*routerv1.Worker{{Uid: "w", WorkerSet: "ns/set", Url: proven.url}}
+	}).ready()
+	e.router.routes(proven)
+	e.verdict("|w", "AGREES UNSPECIFIED")
 	e.post(chatPath, chatRequest(false, `,"kv_transfer_params":{"x":1}`))
 	var sent struct {
 		Messages []any
@@ -150,6 +157,11 @@ func TestPassTokenIDs(t *testing.T) {
 	resp, body := e.post(chatPath, chatRequest(false, `,"kv_transfer_params":5`))
 	if resp.StatusCode != 400 {
 		t.Errorf("got %d %s", resp.StatusCode, body)
+	}
+	e.router.routes(silent)
+	e.post(chatPath, chatRequest(false, ""))
+	if got := <-bodies; strings.Contains(got, "prompt_token_ids") {
+		t.Errorf("a worker that was never asked got %s", got)
 	}
 }
 

@@ -60,6 +60,7 @@ type exchange struct {
 
 	routed   bool // the router has it in its ledger
 	attempts int
+	endpoint *routerv1.Endpoint // of the last attempt
 	status   int
 	result   proxy.Result
 }
@@ -292,6 +293,7 @@ func noWorkers(endpoints []*routerv1.Endpoint) *openai.Error {
 // attempt tries one worker and leaves the outcome in x.result.
 func (x *exchange) attempt(endpoint *routerv1.Endpoint, header http.Header) {
 	x.attempts++
+	x.endpoint = endpoint
 	body, err := x.bodyFor(endpoint)
 	if err != nil { // a member that must be an object and is none
 		x.result = proxy.Result{Reason: proxy.Status, Usage: openai.NoUsage, Err: openai.Invalid("", "", "A member of the request has the wrong type: "+err.Error()+".")}
@@ -319,7 +321,7 @@ func (x *exchange) bodyFor(endpoint *routerv1.Endpoint) ([]byte, error) {
 	if name == "" {
 		name = x.req.Model
 	}
-	ids := x.passIDs(endpoint.GetProfile())
+	ids := x.passIDs(endpoint)
 	if x.body != nil && name == x.bodyName && ids == x.bodyIDs {
 		return x.body, nil
 	}
@@ -356,18 +358,51 @@ func (x *exchange) bodyFor(endpoint *routerv1.Endpoint) ([]byte, error) {
 	return x.body, nil
 }
 
-// passIDs returns the prompt whose token ids the engines of a profile take
-// over, nil if they shall tokenise themselves.
-func (x *exchange) passIDs(profile string) *prompt.Prompt {
+// passIDs returns the prompt whose token ids the engine of an endpoint takes
+// over, nil if it shall tokenise itself: wrong ids would get wrong answers, so
+// only an engine that makes the same ones gets ours.
+func (x *exchange) passIDs(endpoint *routerv1.Endpoint) *prompt.Prompt {
 	if x.req.Route != openai.RouteChat {
 		return nil
 	}
+	p := x.promptFor(endpoint)
+	if p == nil || !p.Profile.PassTokenIDs || p.Mode != prompt.Local || !x.parity.Proven(p.Profile, uidOf(endpoint)) {
+		return nil
+	}
+	return p
+}
+
+// promptFor is the prompt as the engine of an endpoint sees it, nil if the router
+// named a profile that it was not made for.
+func (x *exchange) promptFor(endpoint *routerv1.Endpoint) *prompt.Prompt {
 	for i := range x.prompts {
-		if p := &x.prompts[i]; p.Profile.ID == profile && p.Profile.PassTokenIDs && p.Mode == prompt.Local {
+		if p := &x.prompts[i]; p.Profile.ID == endpoint.GetProfile() {
 			return p
 		}
 	}
 	return nil
+}
+
+// uidOf is the engine behind a worker: uid/rank.
+func uidOf(endpoint *routerv1.Endpoint) string {
+	id := endpoint.GetWorker()
+	if i := strings.LastIndexByte(id, '/'); i >= 0 {
+		return id[:i]
+	}
+	return id
+}
+
+// compareCount lets the parity check see how many prompt tokens the engine
+// counted, unless it counted something else than what we did: the prompts of a
+// list together, embeddings, or token ids that came with the request.
+func (x *exchange) compareCount() {
+	if x.outcome() != routerv1.Outcome_OUTCOME_OK || x.result.Usage.Prompt == openai.Unknown || x.bodyIDs != nil || x.req.Prompts > 1 ||
+		x.req.Body.Get("kv_transfer_params").Given() || x.req.Body.Get("prompt_embeds").Given() {
+		return
+	}
+	if p := x.promptFor(x.endpoint); p != nil && p.Local >= 0 {
+		x.parity.Served(p.Profile.ID, uidOf(x.endpoint), p.Local, x.result.Usage.Prompt)
+	}
 }
 
 // usage is what the engine reported, and where it reported nothing the number

@@ -21,9 +21,10 @@ import (
 
 // View is one version of the catalog.
 type View struct {
-	Version uint64
-	Models  []*Model // by name
-	byName  map[string]*Model
+	Version  uint64
+	Models   []*Model   // by name
+	Profiles []*Profile // in the catalog's order
+	byName   map[string]*Model
 }
 
 // Model is a name that clients may ask for.
@@ -38,13 +39,23 @@ type Model struct {
 // Profile is one way of turning a request into blocks; see the proto.
 type Profile struct {
 	ID            string
+	Set           string // worker set
 	UpstreamModel string
 	LoRA          string
 	TokenizerPath string
 	PassTokenIDs  bool
 	BlockSize     int      // tokens, 0 while unknown
 	MaxModelLen   int      // tokens, 0 while unknown
-	Workers       []string // base URLs of the workers of its set
+	Workers       []Worker // of its set; do not modify
+	// Parity is what all ingresses found about the ids of its tokenizer.
+	Parity routerv1.ParityState
+}
+
+// Worker is an engine process: all its ranks.
+type Worker struct {
+	UID   string
+	URL   string // base URL
+	Epoch string // names the process that runs there now; empty while unknown
 }
 
 // Model returns the model with this name, nil if there is none.
@@ -53,18 +64,21 @@ func (v *View) Model(name string) *Model { return v.byName[name] }
 // New makes a View of a catalog. Profiles that a model names and the catalog
 // lacks are left out.
 func New(c *routerv1.Catalog) *View {
-	workers := map[string][]string{}
+	v := &View{Version: c.GetVersion(), byName: make(map[string]*Model, len(c.GetModels()))}
+	workers := map[string][]Worker{}
 	for _, w := range c.GetWorkers() {
-		workers[w.GetWorkerSet()] = append(workers[w.GetWorkerSet()], strings.TrimRight(w.GetUrl(), "/"))
+		workers[w.GetWorkerSet()] = append(workers[w.GetWorkerSet()], Worker{UID: w.GetUid(), URL: strings.TrimRight(w.GetUrl(), "/"), Epoch: c.GetEpochs()[w.GetUid()]})
 	}
 	profiles := make(map[string]*Profile, len(c.GetProfiles()))
 	for _, p := range c.GetProfiles() {
-		profiles[p.GetId()] = &Profile{
-			ID: p.GetId(), UpstreamModel: p.GetUpstreamModel(), LoRA: p.GetLora(), TokenizerPath: p.GetTokenizerPath(), PassTokenIDs: p.GetPassTokenIds(),
-			BlockSize: int(p.GetBlockSize()), MaxModelLen: int(p.GetMaxModelLen()), Workers: workers[p.GetWorkerSet()],
+		profile := &Profile{
+			ID: p.GetId(), Set: p.GetWorkerSet(), UpstreamModel: p.GetUpstreamModel(), LoRA: p.GetLora(), TokenizerPath: p.GetTokenizerPath(),
+			PassTokenIDs: p.GetPassTokenIds(), BlockSize: int(p.GetBlockSize()), MaxModelLen: int(p.GetMaxModelLen()), Workers: workers[p.GetWorkerSet()],
+			Parity: p.GetParity(),
 		}
+		profiles[profile.ID] = profile
+		v.Profiles = append(v.Profiles, profile)
 	}
-	v := &View{Version: c.GetVersion(), byName: make(map[string]*Model, len(c.GetModels()))}
 	for _, m := range c.GetModels() {
 		model := &Model{Name: m.GetName(), Root: m.GetRoot(), MaxModelLen: int(m.GetMaxModelLen())}
 		for _, id := range m.GetProfiles() {

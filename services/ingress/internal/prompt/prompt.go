@@ -5,9 +5,10 @@
 // model folder. Where that is not possible it asks one of the workers, within
 // a short time, for the rendered prompt or the token ids, and when they cannot
 // tell either it hashes the text itself (approximate mode), which still
-// recognises a conversation that goes on. A wrong or missing prefix costs a
-// cache hit, never correctness, so no failure here fails a request. A Maker is
-// safe for concurrent use.
+// recognises a conversation that goes on. The same goes for a profile whose
+// local ids were found not to be those of its engines. A wrong or missing prefix
+// costs a cache hit, never correctness, so no failure here fails a request. A
+// Maker is safe for concurrent use.
 package prompt
 
 import (
@@ -56,6 +57,9 @@ type Settings struct {
 	Retry      time.Duration // until something that failed is tried again
 	Transport  http.RoundTripper
 	Log        *slog.Logger
+	// Distrusts reports that the ids made here for a profile are not those of
+	// its engines, so that those must be asked; nil: never.
+	Distrusts func(*catalog.Profile) bool
 }
 
 // Prompt is a request as one profile sees it.
@@ -63,6 +67,7 @@ type Prompt struct {
 	Profile   *catalog.Profile
 	Mode      Mode
 	Tokens    int
+	Local     int      // tokens as counted here, whatever the mode; -1: not counted
 	IDs       []uint32 // nil in approximate mode; do not modify
 	Cached    int      // of Tokens, how many the prefix cache had
 	BlockSize int
@@ -147,21 +152,27 @@ func (m *Maker) load(path string) *model {
 func (m *Maker) Make(ctx context.Context, r *openai.Request, profiles []*catalog.Profile) []Prompt {
 	out := make([]Prompt, len(profiles))
 	var deadline context.Context // for all questions to workers together
+	var own encoded              // by the newest profile's tokenizer
+	here := !r.EngineOnly && r.PromptTokens == nil
 	for i, p := range profiles {
 		q := &out[i]
-		q.Profile, q.BlockSize = p, p.BlockSize
+		q.Profile, q.BlockSize, q.Local = p, p.BlockSize, -1
 		m.mu.RLock()
 		local, ask := m.models[p.TokenizerPath], m.workers[p.ID]
 		m.mu.RUnlock()
+		if here && (i == 0 || p.TokenizerPath != profiles[i-1].TokenizerPath) {
+			own = local.encode(r)
+		}
+		if own.ok {
+			q.Local = len(own.ids)
+		}
 		switch {
 		case r.EngineOnly:
 			q.Mode = Approximate
 		case r.PromptTokens != nil:
 			q.Mode, q.IDs = Given, r.PromptTokens
-		case i > 0 && p.TokenizerPath != "" && p.TokenizerPath == profiles[i-1].TokenizerPath && out[i-1].Mode == Local:
-			q.Mode, q.IDs, q.Cached = Local, out[i-1].IDs, out[i-1].Cached
-		case local.encode(r, q):
-			q.Mode = Local
+		case own.ok && !(m.set.Distrusts != nil && m.set.Distrusts(p)):
+			q.Mode, q.IDs, q.Cached = Local, own.ids, own.cached
 		case ask != nil && len(p.Workers) > 0 && !hasMedia(r.Messages):
 			if deadline == nil {
 				var cancel context.CancelFunc
@@ -187,28 +198,35 @@ func (m *Maker) Make(ctx context.Context, r *openai.Request, profiles []*catalog
 	return out
 }
 
-// encode renders and tokenises r, false if this model cannot. Where our
-// rendering fails the engine's may not, and its refusal is the right one.
-func (m *model) encode(r *openai.Request, q *Prompt) bool {
+// encoded is a prompt by a local tokenizer; not ok if it has no way to make it.
+type encoded struct {
+	ids    []uint32
+	cached int // how many of them the prefix cache had
+	ok     bool
+}
+
+// encode renders and tokenises r. Where our rendering fails the engine's may
+// not, and its refusal is the right one.
+func (m *model) encode(r *openai.Request) (e encoded) {
 	if m == nil || m.cache == nil {
-		return false
+		return e
 	}
-	if r.Route == openai.RouteCompletions {
-		q.IDs, q.Cached = m.cache.Encode(r.Prompt, r.AddSpecial)
-		return true
+	text := r.Prompt
+	if r.Route == openai.RouteChat {
+		if m.template == nil {
+			return e
+		}
+		var err error
+		if text, err = m.template.Render(chat.Request{
+			Messages: r.Messages, Tools: r.Tools, Documents: r.Documents, Kwargs: r.TemplateKwargs, ReasoningEffort: r.ReasoningEffort,
+			AddGenerationPrompt: r.AddGenerationPrompt, ContinueFinalMessage: r.ContinueFinalMessage,
+		}); err != nil {
+			return e
+		}
 	}
-	if m.template == nil {
-		return false
-	}
-	text, err := m.template.Render(chat.Request{
-		Messages: r.Messages, Tools: r.Tools, Documents: r.Documents, Kwargs: r.TemplateKwargs, ReasoningEffort: r.ReasoningEffort,
-		AddGenerationPrompt: r.AddGenerationPrompt, ContinueFinalMessage: r.ContinueFinalMessage,
-	})
-	if err != nil {
-		return false
-	}
-	q.IDs, q.Cached = m.cache.Encode(text, r.AddSpecial)
-	return true
+	e.ids, e.cached = m.cache.Encode(text, r.AddSpecial)
+	e.ok = true
+	return e
 }
 
 // mediaParts are members of content parts that are no text. Inside of strings

@@ -45,8 +45,8 @@ func (a *asker) ask(ctx context.Context, set *Settings, r *openai.Request, p *ca
 		if paused {
 			continue
 		}
-		ids, status, err := query(ctx, set.Transport, mode, worker, r, p)
-		lacks := status == http.StatusNotFound || status == http.StatusMethodNotAllowed
+		ids, status, err := query(ctx, set.Transport, mode, worker.URL, r, p)
+		lacks := lacking(status)
 		switch {
 		case err == nil:
 			a.told(mode)
@@ -87,6 +87,11 @@ func (a *asker) failed(mode Mode, lacks bool, retry time.Duration) bool {
 	delete(a.faults, mode)
 	a.pause[mode] = time.Now().Add(retry)
 	return true
+}
+
+// lacking tells from its status that a worker has no such route.
+func lacking(status int) bool {
+	return status == http.StatusNotFound || status == http.StatusMethodNotAllowed
 }
 
 // query asks one worker. status is 0 when there was no answer.
