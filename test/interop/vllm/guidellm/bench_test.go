@@ -194,7 +194,7 @@ func command(env rig.Env, e *rig.Engine) string {
 	s = regexp.MustCompile(`--port \d+`).ReplaceAllString(s, "--port $$PORT")
 	s = regexp.MustCompile(`("endpoint":"tcp://\*:)\d+`).ReplaceAllString(s, "${1}5557")
 	s = regexp.MustCompile(`("replay_endpoint":"tcp://\*:)\d+`).ReplaceAllString(s, "${1}5558")
-	return strings.ReplaceAll(s, " --", " \\\n  --")
+	return strings.ReplaceAll(strings.ReplaceAll(s, " $KINFERENCE_VLLM/bin", " \\\n$KINFERENCE_VLLM/bin"), " --", " \\\n  --")
 }
 
 // machine says what everything ran on.

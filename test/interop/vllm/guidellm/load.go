@@ -28,6 +28,9 @@ type Load struct {
 	// Streams send at the same time, each its next request when the previous
 	// answer has ended; they start within RampUp seconds.
 	Streams, RampUp int
+	// Prefixes is the number of shared prefixes, one of which starts each prompt;
+	// 0: nothing is shared.
+	Prefixes int
 	// Conversations of Turns requests each are made before the run begins.
 	Conversations, Turns int
 	// WarmUp is the number of first requests that latencies leave out.
@@ -41,12 +44,12 @@ func (l Load) Requests() int { return l.Conversations * l.Turns }
 // their lengths, on engines with a tenth of their cache.
 var (
 	SharedPrefix = Load{Name: "S1v", Title: "shared prefix", Data: "prompt_tokens=30,output_tokens=21,prefix_count=12,prefix_tokens=2000",
-		Streams: 8, RampUp: 4, Conversations: 144, Turns: 1, WarmUp: 24}
+		Streams: 8, RampUp: 4, Prefixes: 12, Conversations: 144, Turns: 1, WarmUp: 24}
 	MultiTurn = Load{Name: "S2v", Title: "multi-turn", Data: "first_prompt_tokens=300,prompt_tokens=120,output_tokens=16,turns=12",
 		Streams: 12, RampUp: 4, Conversations: 24, Turns: 12, WarmUp: 72}
 	// OneByOne shows what the way through the gateway adds: one stream, one engine.
 	OneByOne = Load{Name: "S0v", Title: "one stream", Data: "prompt_tokens=100,output_tokens=8,prefix_count=1,prefix_tokens=400",
-		Streams: 1, Conversations: 60, Turns: 1, WarmUp: 10}
+		Streams: 1, Prefixes: 1, Conversations: 60, Turns: 1, WarmUp: 10}
 )
 
 // Seed of all data and of GuideLLM.

@@ -142,6 +142,21 @@ func (r Results) table(names ...string) plot.Table {
 	return t
 }
 
+// bound is the hit rate of the shared-prefix load if each prefix is computed
+// once and the longest hit is everybody's; 0 if it was not run.
+func (r Results) bound() float64 {
+	longest, queried := 0, 0.0
+	for _, x := range r.Runs {
+		if x.Load.Name == SharedPrefix.Name {
+			longest, queried = max(longest, x.Longest), x.Queried
+		}
+	}
+	if queried == 0 {
+		return 0
+	}
+	return float64((SharedPrefix.Requests()-SharedPrefix.Prefixes)*longest) / queried
+}
+
 // everyRun shows the runs one by one, and the two counts of cached tokens.
 func (r Results) everyRun() plot.Table {
 	t := plot.Table{Left: 2, Header: []string{"scenario", "policy", "round", "queried tokens", "hits, by engines", "by clients", "hit rate", "TTFT p50 ms", "p90", "p99", "e2e p50 ms", "requests/s"}}
@@ -202,8 +217,11 @@ engines: %s is what a Kubernetes Service does, %s the default. GuideLLM's own pe
 `, r.Engines, "`"+r.Model+"`", "`random`", "`"+Kinference+"`")
 	add("The machine is small: all engines, the control plane and GuideLLM share its cores, so that **absolute times mean nothing**\nand only comparisons within this page do. Hit rates are exact: they are the engines' own counters.\n\n")
 	add("## Results\n\nMedians over the runs. × says how many times lower a time is than that of `random`.\n\n%s\n", r.table(SharedPrefix.Name, MultiTurn.Name).Markdown())
+	if bound := r.bound(); bound > 0 {
+		add("Each of the %d prefixes of %s has to be computed once, so that at most %s of its tokens can be hits.\n\n", SharedPrefix.Prefixes, SharedPrefix.Name, percent(bound))
+	}
 	add("![Prefix cache hit rate by scenario and policy](vllm_hit.svg)\n\n![Median time to first token](vllm_ttft_p50.svg)\n\n![90th percentile of time to first token](vllm_ttft_p90.svg)\n\n")
-	add("## What was sent\n\nThe published scenarios S1 and S2 ([README](README.md)) at a tenth of their lengths, on engines with a tenth of their cache.\n\n%s\n", loads(r).Markdown())
+	add("## What was sent\n\nThe published scenarios S1 and S2 ([README](README.md)) at a tenth of their lengths, on engines with a tenth of their cache.\n\n%s\n", loads().Markdown())
 	add(`* One seed: every run of a scenario sends the same texts. Answers are greedy and of fixed length, so that they are the same
   too. Only the order in which streams finish differs.
 * Before each run the engines' caches are emptied (%s) and the services are started anew, so that nothing is
@@ -236,7 +254,7 @@ const limits = `
 `
 
 // loads describes what each scenario sends.
-func loads(r Results) plot.Table {
+func loads() plot.Table {
 	t := plot.Table{Left: 2, Header: []string{"scenario", "prompts (tokens)", "answers", "streams", "requests", "of them warm-up"}}
 	for _, l := range []struct {
 		Load

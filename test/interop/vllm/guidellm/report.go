@@ -23,6 +23,8 @@ type Report struct {
 	// Prompt and Cached are the tokens that the engines reported to the client
 	// in all requests, warm-up included.
 	Prompt, Cached int
+	// Longest is the longest hit of a request in tokens.
+	Longest int
 }
 
 // dist is GuideLLM's form of a metric. Values of requests that completed only.
@@ -73,6 +75,7 @@ func Parse(raw []byte) (Report, error) {
 	for _, q := range b.Requests.Successful {
 		r.Prompt += q.Prompt
 		r.Cached += q.Cached
+		r.Longest = max(r.Longest, q.Cached)
 	}
 	for _, q := range append(b.Requests.Errored, b.Requests.Incomplete...) {
 		r.Failed++
