@@ -82,6 +82,8 @@ type part struct {
 	run  func(ctx context.Context, l net.Listener) error
 	addr string // empty: the part has no port
 	stop func() error
+	// halted until it is resumed.
+	halted bool
 }
 
 // Start starts everything and returns at once; WaitReady tells when the stack
@@ -231,46 +233,75 @@ func (s *Stack) WaitReady(ctx context.Context) error {
 // accounting, ingress) or the embedded server (nats) and starts it again at
 // the same address. It returns once the new one runs, not when it is ready.
 func (s *Stack) Restart(name string) error {
+	if err := s.Halt(name); err != nil {
+		return err
+	}
+	return s.Resume(name)
+}
+
+// Halt stops what Restart restarts and leaves it down until Resume. The others
+// go on without it.
+func (s *Stack) Halt(name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if name == "nats" {
-		return s.restartNATS()
+		if s.nats == nil {
+			return errors.New("halt nats: the server is not embedded, or halted")
+		}
+		s.nats.Stop()
+		s.nats = nil
+		return nil
 	}
 	p := s.parts[name]
-	if p == nil {
-		return fmt.Errorf("restart %s: no such service", name)
+	if p == nil || p.halted {
+		return fmt.Errorf("halt %s: no such service runs", name)
 	}
+	p.halted = true
 	if err := p.stop(); err != nil {
-		return fmt.Errorf("restart %s: %w", name, err)
+		return fmt.Errorf("halt %s: %w", name, err)
+	}
+	return nil
+}
+
+// Resume starts what Halt stopped, at the same address.
+func (s *Stack) Resume(name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if name == "nats" {
+		return s.resumeNATS()
+	}
+	p := s.parts[name]
+	if p == nil || !p.halted {
+		return fmt.Errorf("resume %s: it was not halted", name)
 	}
 	var l net.Listener
 	if p.addr != "" {
 		var err error
 		if l, err = net.Listen("tcp", p.addr); err != nil {
-			return fmt.Errorf("restart %s: %w", name, err)
+			return fmt.Errorf("resume %s: %w", name, err)
 		}
 	}
+	p.halted = false
 	s.launch(name, l)
 	return nil
 }
 
-func (s *Stack) restartNATS() error {
-	if s.nats == nil {
-		return errors.New("restart nats: the server is not embedded")
+func (s *Stack) resumeNATS() error {
+	if s.opts.Dir == "" || s.nats != nil {
+		return errors.New("resume nats: the server is not embedded, or runs")
 	}
 	_, port, err := net.SplitHostPort(s.url[len("nats://"):])
 	if err != nil {
-		return fmt.Errorf("restart nats: %w", err)
+		return fmt.Errorf("resume nats: %w", err)
 	}
 	if _, err := fmt.Sscan(port, &s.opts.Port); err != nil {
-		return fmt.Errorf("restart nats: %w", err)
+		return fmt.Errorf("resume nats: %w", err)
 	}
-	s.nats.Stop()
-	s.nats, err = natsd.Start(s.opts)
+	srv, err := natsd.Start(s.opts)
 	if err != nil {
-		s.nats = nil
-		return fmt.Errorf("restart nats: %w", err)
+		return fmt.Errorf("resume nats: %w", err)
 	}
+	s.nats = srv
 	return nil
 }
 
@@ -281,7 +312,9 @@ func (s *Stack) Stop() error {
 	defer s.mu.Unlock()
 	var errs []error
 	for i := len(s.order) - 1; i >= 0; i-- {
-		errs = append(errs, s.parts[s.order[i]].stop())
+		if p := s.parts[s.order[i]]; !p.halted {
+			errs = append(errs, p.stop())
+		}
 	}
 	s.order = nil
 	s.cancel()
