@@ -133,7 +133,7 @@ func run(t *testing.T, f func(context.Context) error) {
 func TestPublishAndConsume(t *testing.T) {
 	c := connect(t, testenv.NATS(t))
 	var s bus.StreamSettings
-	if _, ok, err := c.LastKV(t.Context(), worker); ok || err != nil {
+	if _, _, ok, err := c.LastKV(t.Context(), worker); ok || err != nil {
 		t.Errorf("last message without a stream: got %v, %v; want false, nil", ok, err)
 	}
 	early := newLog()
@@ -160,9 +160,12 @@ func TestPublishAndConsume(t *testing.T) {
 	run(t, func(ctx context.Context) error { return c.ConsumeKV(ctx, s, late.handler(t)) })
 	late.wait(t, append(append([]string{"start"}, want...), "caught up")...)
 
-	last, ok, err := c.LastKV(t.Context(), worker)
+	last, stored, ok, err := c.LastKV(t.Context(), worker)
 	if err != nil || !ok {
 		t.Fatalf("last message: %v, %v", ok, err)
+	}
+	if age := time.Since(stored); age < 0 || age > time.Minute {
+		t.Errorf("the last message was stored %v ago", age)
 	}
 	if diff := cmp.Diff(last, *batch(3, 3)); diff != "" {
 		t.Errorf("last message (-got +want):\n%s", diff)

@@ -155,10 +155,11 @@ func Permanent(err error) bool {
 		errors.Is(err, nats.ErrConnectionClosed)
 }
 
-// LastKV returns the newest KV message of a worker: a relay that starts again
-// learns from it which epoch and number it had reached. ok is false when the
-// stream or the message does not exist, or when the message is not readable.
-func (c *Conn) LastKV(ctx context.Context, w Worker) (m KVMessage, ok bool, err error) {
+// LastKV returns the newest KV message of a worker, and when the server stored
+// it: a relay that starts again learns from it which epoch and number it had
+// reached. ok is false when the stream or the message does not exist, or when
+// the message is not readable.
+func (c *Conn) LastKV(ctx context.Context, w Worker) (m KVMessage, stored time.Time, ok bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	stream, err := c.js.Stream(ctx, KVStream)
@@ -167,11 +168,11 @@ func (c *Conn) LastKV(ctx context.Context, w Worker) (m KVMessage, ok bool, err 
 		raw, err = stream.GetLastMsgForSubject(ctx, w.KVSubject())
 		if err == nil {
 			ok = m.Decode(raw.Header, raw.Data) == nil
-			return m, ok, nil
+			return m, raw.Time, ok, nil
 		}
 	}
 	if errors.Is(err, jetstream.ErrMsgNotFound) || errors.Is(err, jetstream.ErrStreamNotFound) {
-		return m, false, nil
+		return m, stored, false, nil
 	}
-	return m, false, fmt.Errorf("read last KV message: %w", err)
+	return m, stored, false, fmt.Errorf("read last KV message: %w", err)
 }

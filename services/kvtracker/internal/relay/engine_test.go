@@ -22,6 +22,8 @@ type engine struct {
 	version vllm.Version
 	buffer  int // batches kept for replay; 0: no replay socket
 	tokens  int // per batch, to make it big
+	// hold delays the answers to replay requests until it is closed; may be nil.
+	hold chan struct{}
 
 	t              *testing.T
 	events, replay string // endpoints
@@ -116,6 +118,13 @@ func (e *engine) serve(ctx context.Context, router zmq4.Socket) {
 		if err != nil {
 			e.t.Errorf("replay request: %v", err)
 			continue
+		}
+		if e.hold != nil {
+			select {
+			case <-e.hold:
+			case <-ctx.Done():
+				return
+			}
 		}
 		e.mu.Lock()
 		e.asks++

@@ -29,6 +29,7 @@ const (
 	reasonGone         = bus.ReasonGone       // the worker left the catalog
 	reasonDisconnected = "disconnected"       // the connection is down
 	reasonBackwards    = "backwards"          // the sequence went back
+	reasonUnseen       = "unseen"             // no relay followed for a while
 )
 
 const (
@@ -289,9 +290,12 @@ func (l *link) follow(ctx context.Context) {
 }
 
 // load takes up where the relay before this one ended, as its last message says.
+// If that was a while ago, blocks may have gone since, or the engine may have
+// been restarted: trackers would trust them again with the first report of load,
+// which does not wait for the engine's replay.
 func (l *link) load(ctx context.Context) {
 	for try := 0; ctx.Err() == nil; try++ {
-		m, ok, err := l.relay.Bus.LastKV(ctx, l.worker)
+		m, stored, ok, err := l.relay.Bus.LastKV(ctx, l.worker)
 		if err != nil {
 			pause(ctx, try, 50*time.Millisecond, 2*time.Second)
 			continue
@@ -307,6 +311,9 @@ func (l *link) load(ctx context.Context) {
 		// Without a digest nothing tells whether it is the same process.
 		l.known = l.next == 0 || l.digest != ""
 		l.why = reasonRestart
+		if time.Since(stored) > l.relay.timing.unseen {
+			l.suspend(reasonUnseen)
+		}
 		return
 	}
 }

@@ -64,6 +64,9 @@ type timing struct {
 	// idle is when a silent engine is asked for events that got lost at the end
 	// of a burst: first, and then each time.
 	idleFirst, idleThen time.Duration
+	// unseen is the age of a worker's last message at which a relay that starts
+	// does not let it be trusted until it has looked itself.
+	unseen time.Duration
 	// streamCheck is how often the stream is asked whether it is still the same.
 	streamCheck time.Duration
 	// sweep is when, after the first catalog, workers that left while no relay
@@ -85,6 +88,7 @@ func (t *timing) defaults() {
 	set(&t.patience, 5*time.Second)
 	set(&t.idleFirst, time.Second)
 	set(&t.idleThen, 30*time.Second)
+	set(&t.unseen, 2*time.Second) // as long as a tracker trusts a report of load
 	set(&t.streamCheck, 2*time.Second)
 	set(&t.sweep, 10*time.Second)
 	set(&t.stop, 5*time.Second)
@@ -299,7 +303,7 @@ func (r *relay) sweep(ctx context.Context) error {
 		if followed {
 			continue
 		}
-		last, ok, err := r.Bus.LastKV(ctx, w)
+		last, _, ok, err := r.Bus.LastKV(ctx, w)
 		if err != nil {
 			return err
 		}

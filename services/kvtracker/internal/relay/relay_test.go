@@ -294,6 +294,42 @@ func TestRelayRestart(t *testing.T) {
 	}
 }
 
+// What no relay has followed for a while is not to be trusted before the next
+// one has looked: the engine may have been restarted, or have evicted blocks.
+func TestUnseenIsNotTrusted(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		away   func(e *engine)
+		want   []string
+		clears []string
+	}{
+		{"same process", func(e *engine) { e.publish(2) }, span("boot1", 0, 4), []string{reasonStart}},
+		{"restarted engine", func(e *engine) { e.stop(); e.restart("boot2", 7) }, span("boot2", 0, 6), []string{reasonStart, reasonRestart}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newFixture(t, testenv.NATS(t))
+			e := newEngine(t, &engine{buffer: 100})
+			f.catalog.set(e.spec("a"))
+			f.start()
+			e.publish(3)
+			f.view.expect("a/0", span("boot1", 0, 2)...)
+			f.stopRelay()
+			e.stop()
+			e.hold = make(chan struct{})
+			e.listen()
+			tt.away(e)
+			f.timing.unseen = time.Nanosecond
+			f.timing.patience = time.Minute
+			f.start()
+			if s := f.view.wait("a/0", func(s *seen) bool { return s.suspended }); s.next != 3 {
+				t.Errorf("the worker is %+v", s)
+			}
+			close(e.hold)
+			f.view.expect("a/0", tt.want...).wantClears(t, tt.clears...)
+		})
+	}
+}
+
 // The last message may be a resume: its digest verifies as well.
 func TestRelayRestartAfterResume(t *testing.T) {
 	f := newFixture(t, testenv.NATS(t))
