@@ -1,5 +1,5 @@
-// Command kinfctl checks resources offline and asks a running control plane
-// why a request went where it went.
+// Command kinfctl checks resources offline, and asks a running control plane how
+// its workers are and why a request went where it went.
 package main
 
 import (
@@ -21,11 +21,11 @@ func run() int {
 	defer stop()
 	root := &cobra.Command{
 		Use:           "kinfctl",
-		Short:         "Check Kinference resources and explain its decisions",
+		Short:         "Check Kinference resources, show its state and explain its decisions",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(validateCommand(), explainCommand())
+	root.AddCommand(validateCommand(), explainCommand(), statusCommand())
 	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "kinfctl:", err)
 		var usage usageError

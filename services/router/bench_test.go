@@ -23,6 +23,7 @@ import (
 	"github.com/kinference/kinference/services/router/internal/catalog"
 	"github.com/kinference/kinference/services/router/internal/decisions"
 	"github.com/kinference/kinference/services/router/internal/fleet"
+	"github.com/kinference/kinference/services/router/internal/parity"
 )
 
 // stub answers Match from memory and streams one listing.
@@ -70,12 +71,13 @@ func BenchmarkRoute(b *testing.B) {
 			}
 			s := &server{Config: (&Config{}).withDefaults(), log: slog.New(slog.DiscardHandler), scheduler: scheduler, affinity: &affinity.Table{},
 				decisions: decisions.New(2048), catalog: catalog.NewPublisher(), tracker: &stub{&kvtrackerv1.MatchResponse{Results: []*kvtrackerv1.MatchResult{result}}}}
-			s.fleet = fleet.New(nil)
+			s.fleet, s.tokens = fleet.New(nil), &parity.Tokens{}
+			s.cached = parity.NewCached(parity.Settings{Why: s.whyBlind, Changed: s.cachedChanged, Compared: s.cachedCompared})
 			s.fleet.Update(time.Now().Add(time.Hour), listing) // fresh for the whole run
 			if s.metrics, err = newMetrics(noop.NewMeterProvider().Meter(""), s); err != nil {
 				b.Fatal(err)
 			}
-			s.catalog.Publish(c, s.fleet)
+			s.catalog.Publish(c, s.fleet, s.tokens)
 			hashes := make([]uint64, size.blocks)
 			for i := range hashes {
 				hashes[i] = uint64(i) * 0x9e3779b97f4a7c15

@@ -10,15 +10,16 @@ import (
 	"github.com/kinference/kinference/internal/resources"
 	"github.com/kinference/kinference/internal/schedule"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
+	"github.com/kinference/kinference/services/router/internal/parity"
 )
 
 // metrics are the instruments of the service. Labels are bounded: models,
 // sets and workers by the resources, all others by constants.
 type metrics struct {
-	decisions, reloads, away, tokens, moved, finished metric.Int64Counter
-	duration, predicted, actual, miss                 metric.Float64Histogram
-	policy                                            string
-	registration                                      metric.Registration
+	decisions, reloads, away, tokens, moved, finished, compared metric.Int64Counter
+	duration, predicted, actual, miss                           metric.Float64Histogram
+	policy                                                      string
+	registration                                                metric.Registration
 }
 
 // fast are the bounds of a decision's duration, slow those of a TTFT.
@@ -52,6 +53,7 @@ func newMetrics(m metric.Meter, s *server) (*metrics, error) {
 	out.tokens = counter("tokens", "{token}", "Prompt tokens of decisions by model and kind: all, matched by events, anticipated.")
 	out.moved = counter("moved", "{request}", "Requests that left a worker for another one, by reason.")
 	out.finished = counter("finished", "{request}", "Requests that were reported done, by outcome.")
+	out.compared = counter("parity.requests", "{request}", "Requests by profile and by how the engine's cached tokens compare with the index: agree, too_few predicted, too_many, uninformative, not_reported.")
 	out.duration = histogram("decision.duration", "Time of a routing decision, kvtracker included.", fast)
 	out.predicted = histogram("ttft.predicted", "Predicted time to first token of requests that got one.", slow)
 	out.actual = histogram("ttft.actual", "Time to first token as ingress saw it.", slow)
@@ -66,6 +68,7 @@ func newMetrics(m metric.Meter, s *server) (*metrics, error) {
 	version := gauge("catalog.version", "1", "Version of the catalog.")
 	problems := gauge("catalog.problems", "{problem}", "Problems of the resources by severity.")
 	connected := gauge("tracker.connected", "1", "1 while kvtracker's stream is open and complete.")
+	wrong := gauge("parity.differs", "{worker}", "Workers whose cached tokens the index does not know or knows wrong, by profile and cause: block_size, events, hash, false_hits, none.")
 	if err != nil {
 		return nil, err
 	}
@@ -111,9 +114,21 @@ func newMetrics(m metric.Meter, s *server) (*metrics, error) {
 			at := metric.WithAttributes(attribute.String("worker_set", set.Name))
 			o.ObserveFloat64(total, float64(all), at)
 			o.ObserveFloat64(ready, float64(up), at)
+			for _, p := range set.Profiles {
+				causes := map[routerv1.ParityCause]int{}
+				for _, cause := range s.blindTo(now, p) {
+					causes[cause]++
+				}
+				if len(causes) == 0 {
+					causes[0] = 0
+				}
+				for cause, n := range causes {
+					o.ObserveFloat64(wrong, float64(n), metric.WithAttributes(attribute.String("profile", p.ID), attribute.String("cause", word(cause))))
+				}
+			}
 		}
 		return nil
-	}, inFlight, expired, slowness, reuse, ready, total, version, problems, connected)
+	}, inFlight, expired, slowness, reuse, ready, total, version, problems, connected, wrong)
 	return out, err
 }
 
@@ -151,6 +166,10 @@ func (m *metrics) reloaded(ctx context.Context, good bool) {
 
 func (m *metrics) trackerAway(ctx context.Context, why string) {
 	m.away.Add(ctx, 1, metric.WithAttributes(attribute.String("reason", why)))
+}
+
+func (m *metrics) comparedWith(profile string, r parity.Result) {
+	m.compared.Add(context.Background(), 1, metric.WithAttributes(attribute.String("profile", profile), attribute.String("result", r.String())))
 }
 
 func (m *metrics) movedAway(ctx context.Context, reason string) {

@@ -13,6 +13,7 @@ import (
 	"github.com/kinference/kinference/services/router/internal/affinity"
 	"github.com/kinference/kinference/services/router/internal/catalog"
 	"github.com/kinference/kinference/services/router/internal/fleet"
+	"github.com/kinference/kinference/services/router/internal/parity"
 )
 
 // News of the fleet that comes while the resources are reloaded must not bring
@@ -25,6 +26,7 @@ func TestReloadIsNotUndone(t *testing.T) {
 	}
 	s := &server{
 		log: daemon.Logger(ctx), scheduler: scheduler, affinity: &affinity.Table{}, fleet: fleet.New(nil), catalog: catalog.NewPublisher(),
+		tokens: &parity.Tokens{}, cached: parity.NewCached(parity.Settings{}),
 	}
 	if s.metrics, err = newMetrics(daemon.Meter(ctx), s); err != nil {
 		t.Fatal(err)

@@ -19,6 +19,7 @@ import (
 	"github.com/kinference/kinference/services/router/internal/catalog"
 	"github.com/kinference/kinference/services/router/internal/decisions"
 	"github.com/kinference/kinference/services/router/internal/fleet"
+	"github.com/kinference/kinference/services/router/internal/parity"
 )
 
 // Service is the router. Its settings must not change once Run was called.
@@ -37,6 +38,8 @@ type server struct {
 	fleet     *fleet.Table
 	affinity  *affinity.Table
 	decisions *decisions.Log
+	tokens    *parity.Tokens
+	cached    *parity.Cached
 	catalog   *catalog.Publisher
 	tracker   kvtrackerv1connect.KVTrackerServiceClient // nil: none
 
@@ -45,7 +48,8 @@ type server struct {
 	problems  resources.Problems
 	workers   map[string]string // URLs by ids of the ranks in resources
 
-	publishing sync.Mutex // held from reading resources until they are published
+	publishing sync.Mutex     // held from reading resources until they are published
+	blind      map[string]int // by worker set and cause: workers that the index cannot know, as logged
 }
 
 // Run serves until ctx is done. It is ready once the first good catalog is
@@ -66,9 +70,10 @@ func (s *Service) Run(ctx context.Context) error {
 	defer l.Close()
 	srv := &server{
 		Config: c, log: daemon.Logger(ctx), scheduler: scheduler,
-		affinity: &affinity.Table{}, decisions: decisions.New(c.DecisionLog), catalog: catalog.NewPublisher(),
+		affinity: &affinity.Table{}, decisions: decisions.New(c.DecisionLog), tokens: &parity.Tokens{}, catalog: catalog.NewPublisher(),
 		workers: map[string]string{},
 	}
+	srv.cached = parity.NewCached(parity.Settings{TimeScale: c.TimeScale, Why: srv.whyBlind, Changed: srv.cachedChanged, Compared: srv.cachedCompared})
 	srv.fleet = fleet.New(srv.restarted)
 	if srv.metrics, err = newMetrics(daemon.Meter(ctx), srv); err != nil {
 		return fmt.Errorf("make metrics: %w", err)
@@ -133,20 +138,32 @@ func (s *server) apply(ctx context.Context, c *resources.Catalog, ps resources.P
 	for _, id := range gone {
 		s.scheduler.Forget(id)
 		s.affinity.Forget(id)
+		s.cached.Forget(id)
 	}
+	profiles := map[string]bool{}
+	for _, set := range c.Sets {
+		for _, p := range set.Profiles {
+			profiles[p.ID] = true
+		}
+	}
+	s.cached.Keep(func(id string) bool { return profiles[id] })
 	s.fleet.Watch(endpoints)
 	v := s.republish()
 	s.log.Info("catalog loaded", "version", v.Number, "models", len(c.Models), "workers", len(endpoints))
 	daemon.Ready(ctx, true)
 }
 
-// publish makes a new version of the catalog when the fleet has changed.
+// publish makes a new version of the catalog when the fleet has changed, and now
+// and then: the word of an ingress that is gone does not count for ever.
 func (s *server) publish(ctx context.Context) error {
+	tick := time.NewTicker(30 * time.Second)
+	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-s.fleet.Changed():
+		case <-tick.C:
 		}
 		s.republish()
 	}
@@ -163,7 +180,8 @@ func (s *server) republish() *catalog.Version {
 	if c == nil {
 		return nil
 	}
-	return s.catalog.Publish(c, s.fleet)
+	s.noteBlind(c)
+	return s.catalog.Publish(c, s.fleet, s.tokens)
 }
 
 // restarted is told of a worker whose engine process is a new one.
@@ -171,6 +189,7 @@ func (s *server) restarted(worker string) {
 	s.log.Info("engine restarted", "worker", worker)
 	s.scheduler.Restarted(worker)
 	s.affinity.Forget(worker)
+	s.cached.Forget(worker)
 }
 
 // now is the clock of decisions.

@@ -259,6 +259,11 @@ func sim(engines ...*engine) string {
 	return b.String()
 }
 
+// withEvents lets the endpoints of a set publish events.
+func withEvents(set string) string {
+	return strings.ReplaceAll(set, " }\n  models", `, kvEvents: "tcp://127.0.0.1:5557" }`+"\n  models")
+}
+
 func (w *world) write(name, content string) {
 	w.t.Helper()
 	// By rename, so that no half-written file is loaded.

@@ -8,10 +8,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kinference/kinference/internal/kvhash"
-	"github.com/kinference/kinference/internal/resources"
 	"github.com/kinference/kinference/internal/rpc"
 	"github.com/kinference/kinference/internal/schedule"
-	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
 	"github.com/kinference/kinference/services/router/internal/decisions"
@@ -28,10 +26,6 @@ const (
 	maxEndpoints = 8
 	// maxPrompts bounds the profiles of one request.
 	maxPrompts = 64
-	// indexStale is how long after its last sample what kvtracker says of a
-	// worker's cache counts: no relay has read its events since, and engines
-	// under load keep a prefix for some minutes.
-	indexStale = 30 * time.Second
 )
 
 // prompt is one routerv1.Prompt with its hashes as kvhash has them.
@@ -74,7 +68,7 @@ func (s *server) route(ctx context.Context, req *routerv1.RouteRequest) (*router
 	if len(live) == 0 {
 		return s.nowhere(endpoints)
 	}
-	matches := s.match(ctx, prompts, live)
+	found := s.match(ctx, prompts, live)
 	if ctx.Err() != nil { // nobody would report what is booked now
 		return nil, "canceled", ctx.Err()
 	}
@@ -82,11 +76,14 @@ func (s *server) route(ctx context.Context, req *routerv1.RouteRequest) (*router
 	d := s.scheduler.Decide(now, schedule.Request{
 		ID: req.RequestId, Tenant: req.Tenant, Model: req.Model, Connection: req.Connection, MaxTokens: int(min(req.MaxTokens, 1<<30)),
 		Whole: req.Whole,
-	}, candidates(now, live, prompts, matches))
+	}, candidates(now, live, prompts, found.held))
 
 	chosen := live[d.Order[0]]
 	if p := prompts[chosen.Profile.ID]; p != nil {
 		s.affinity.Record(now, chosen.ID, p.hashes)
+		if promise, ok := found.promise(now, p, chosen.ID, &d.Estimates[d.Order[0]]); ok {
+			s.cached.Promised(req.RequestId, promise)
+		}
 	}
 	s.metrics.chosen(ctx, model.Name, &d.Estimates[d.Order[0]])
 	if req.RequestId != "" {
@@ -159,100 +156,6 @@ func split(all []evaluate.Endpoint) (live []evaluate.Endpoint, dropped []decisio
 	return live, dropped
 }
 
-// overlap is what a worker holds of a prompt.
-type overlap struct{ gpu, cpu int }
-
-// holding identifies a worker under a profile.
-type holding struct{ profile, worker string }
-
-// match asks kvtracker which workers hold what. Where that says nothing, for
-// approximate prompts, while the tracker is away or slow and of workers whose
-// relay is away, the router's own memory of what it routed stands in.
-func (s *server) match(ctx context.Context, prompts map[string]*prompt, live []evaluate.Endpoint) map[holding]overlap {
-	out := map[holding]overlap{}
-	var queries []*kvtrackerv1.Query
-	var exact []*prompt
-	asked := map[*resources.Profile]bool{}
-	for i := range live {
-		profile := live[i].Profile
-		p := prompts[profile.ID]
-		if p == nil || len(p.hashes) == 0 || asked[profile] {
-			continue
-		}
-		asked[profile] = true
-		if p.Approximate {
-			s.recall(out, p, nil)
-			continue
-		}
-		exact = append(exact, p)
-		queries = append(queries, &kvtrackerv1.Query{WorkerSet: profile.Set.Name, BlockSize: p.BlockSize, BlockHashes: p.BlockHashes})
-	}
-	if len(queries) == 0 {
-		return out
-	}
-	results, why := s.ask(ctx, queries)
-	if why != "" {
-		s.metrics.trackerAway(ctx, why)
-		for _, p := range exact {
-			s.recall(out, p, nil)
-		}
-		return out
-	}
-	stale := map[string]bool{}
-	for i := range live {
-		if at := live[i].State.Sampled; !at.IsZero() && s.now().Sub(at) > indexStale {
-			stale[live[i].ID] = true
-		}
-	}
-	for i, r := range results {
-		for _, m := range r.Matches {
-			if !stale[m.Worker] {
-				out[holding{exact[i].Profile, m.Worker}] = overlap{int(m.GpuTokens), int(m.CpuTokens)}
-			}
-		}
-	}
-	if len(stale) > 0 {
-		s.metrics.trackerAway(ctx, "stale")
-		for _, p := range exact {
-			s.recall(out, p, stale)
-		}
-	}
-	return out
-}
-
-// ask calls the tracker; why names the reason when there is no answer.
-func (s *server) ask(ctx context.Context, queries []*kvtrackerv1.Query) (results []*kvtrackerv1.MatchResult, why string) {
-	if s.tracker == nil {
-		return nil, "not_configured"
-	}
-	if !s.fleet.Flowing() {
-		// Known to be away: do not make every request wait for a timeout.
-		return nil, "away"
-	}
-	ctx, cancel := context.WithTimeout(ctx, s.MatchTimeout)
-	defer cancel()
-	resp, err := s.tracker.Match(ctx, &kvtrackerv1.MatchRequest{Queries: queries})
-	switch {
-	case ctx.Err() != nil:
-		return nil, "slow"
-	case err != nil:
-		return nil, "failed"
-	case len(resp.Results) != len(queries):
-		return nil, "failed"
-	}
-	return resp.Results, ""
-}
-
-// recall enters what the router remembers of the workers in only; nil for all.
-func (s *server) recall(out map[holding]overlap, p *prompt, only map[string]bool) {
-	s.affinity.Match(s.now(), p.hashes, func(worker string, blocks int) {
-		if only == nil || only[worker] {
-			n := blocks * int(p.BlockSize)
-			out[holding{p.Profile, worker}] = overlap{n, n}
-		}
-	})
-}
-
 func candidates(now time.Time, live []evaluate.Endpoint, prompts map[string]*prompt, matches map[holding]overlap) []schedule.Candidate {
 	out := make([]schedule.Candidate, len(live))
 	for i := range live {
@@ -311,10 +214,18 @@ func (s *server) Report(ctx context.Context, req *routerv1.ReportRequest) (*rout
 				OK:           ev.Done.GetOutcome() == routerv1.Outcome_OUTCOME_OK,
 				PromptTokens: known(ev.Done.PromptTokens), CachedTokens: known(ev.Done.CachedTokens), OutputTokens: known(ev.Done.OutputTokens),
 			}
+			if o.OK {
+				o.CachedTokens = s.cached.Done(now, r.RequestId, o.PromptTokens, o.CachedTokens)
+			} else {
+				s.cached.Dropped(r.RequestId)
+			}
 			s.scheduler.Done(now, r.RequestId, o)
 			s.decisions.Done(r.RequestId, o.CachedTokens)
 			s.metrics.done(ctx, ev.Done.GetOutcome())
 		}
+	}
+	if req.Parity != nil && s.tokens.Take(now, req.Parity) {
+		s.republish()
 	}
 	return &routerv1.ReportResponse{}, nil
 }
@@ -331,6 +242,7 @@ func (s *server) moved(ctx context.Context, now time.Time, id string, m *routerv
 	if from, ok := s.decisions.ServedBy(id); ok && from != m.GetWorker() && (m.GetReason() == "connect" || m.GetReason() == "closed") {
 		s.fleet.Suspect(now, uidOf(from))
 	}
+	s.cached.Dropped(id)
 	s.scheduler.Moved(now, id, m.GetWorker())
 	s.decisions.Moved(id, m.GetWorker())
 }
@@ -370,11 +282,6 @@ func (s *server) WatchCatalog(ctx context.Context, _ *routerv1.WatchCatalogReque
 		case <-changed:
 		}
 	}
-}
-
-// Status implements routerv1connect.RouterServiceHandler.
-func (s *server) Status(context.Context, *routerv1.StatusRequest) (*routerv1.StatusResponse, error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, nil)
 }
 
 // Explain implements routerv1connect.RouterServiceHandler.

@@ -21,6 +21,7 @@ import (
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/services/router/internal/evaluate"
 	"github.com/kinference/kinference/services/router/internal/fleet"
+	"github.com/kinference/kinference/services/router/internal/parity"
 )
 
 // Version is one state of the catalog. Do not change it.
@@ -38,6 +39,14 @@ type States interface {
 }
 
 var _ States = (*fleet.Table)(nil)
+
+// Verdicts tells whether token ids are those of the engines: *parity.Tokens. Nil
+// is for nothing known.
+type Verdicts interface {
+	Profile(now time.Time, id string, uids []string) parity.Verdict
+}
+
+var _ Verdicts = (*parity.Tokens)(nil)
 
 // Publisher holds the newest version. Use NewPublisher.
 type Publisher struct {
@@ -61,20 +70,23 @@ func (p *Publisher) Current() (*Version, <-chan struct{}) {
 	return p.now, p.changed
 }
 
-// Publish builds a version of the resources and what states know now. Nothing
-// happens when it equals the newest one. It returns the newest version.
-func (p *Publisher) Publish(c *resources.Catalog, states States) *Version {
+// Publish builds a version of the resources and what states and verdicts know
+// now. Nothing happens when it equals the newest one. It returns the newest
+// version.
+func (p *Publisher) Publish(c *resources.Catalog, states States, verdicts Verdicts) *Version {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	// A tracker that has just started does not know the block sizes yet, and
-	// without one no prompt can be hashed: what was learned holds until then.
-	sizes := map[string]uint32{}
+	// A tracker that has just started does not know the block sizes and epochs
+	// yet, and without a size no prompt can be hashed: what was learned holds
+	// until then.
+	sizes, epochs := map[string]uint32{}, map[string]string{}
 	if p.now != nil {
 		for _, profile := range p.now.Message.Catalog.Profiles {
 			sizes[profile.Id] = profile.BlockSize
 		}
+		epochs = p.now.Message.Catalog.Epochs
 	}
-	m := build(c, states, sizes)
+	m := build(c, states, verdicts, sizes, epochs)
 	if p.now != nil {
 		m.Version = p.now.Number
 		if p.now.Resources == c && proto.Equal(m, p.now.Message.Catalog) {
@@ -90,9 +102,11 @@ func (p *Publisher) Publish(c *resources.Catalog, states States) *Version {
 	return p.now
 }
 
-// build makes the message; sizes are the block sizes of profiles as known before.
-func build(c *resources.Catalog, states States, sizes map[string]uint32) *routerv1.Catalog {
-	out := &routerv1.Catalog{}
+// build makes the message; sizes are the block sizes of profiles and epochs those
+// of workers as known before.
+func build(c *resources.Catalog, states States, verdicts Verdicts, sizes map[string]uint32, epochs map[string]string) *routerv1.Catalog {
+	out := &routerv1.Catalog{Epochs: map[string]string{}}
+	now := time.Now()
 	lengths := map[*resources.Profile]int{}
 	ready := map[*resources.WorkerSet]bool{}
 	for _, s := range c.Sets {
@@ -105,8 +119,13 @@ func build(c *resources.Catalog, states States, sizes map[string]uint32) *router
 				KvEvents: w.KVEvents, KvReplay: w.KVReplay, KvTopic: s.KVTopic, RemovalsLastCopy: s.RemovalsLastCopy,
 				MetricsPath: s.MetricsPath, MetricsInterval: durationpb.New(s.MetricsInterval),
 			})
-			for _, id := range w.Ranks {
-				ready[s] = ready[s] || states.Lookup(time.Now(), w.UID, id).Ready
+			for rank, id := range w.Ranks {
+				state := states.Lookup(now, w.UID, id)
+				ready[s] = ready[s] || state.Ready
+				// All ranks have one HTTP server, which is what makes token ids.
+				if epoch := cmp.Or(state.Epoch, epochs[w.UID]); rank == 0 && epoch != "" {
+					out.Epochs[w.UID] = epoch
+				}
 			}
 		}
 		for _, p := range s.Profiles {
@@ -115,10 +134,15 @@ func build(c *resources.Catalog, states States, sizes map[string]uint32) *router
 				n = states.MaxModelLen(uids, p.UpstreamModel)
 			}
 			lengths[p] = n
+			var tokens parity.Verdict
+			if verdicts != nil && s.TokenizerPath != "" {
+				tokens = verdicts.Profile(now, p.ID, uids)
+			}
 			out.Profiles = append(out.Profiles, &routerv1.Profile{
 				Id: p.ID, WorkerSet: s.Name, UpstreamModel: p.UpstreamModel, Lora: p.LoRA,
 				TokenizerPath: s.TokenizerPath, PassTokenIds: s.PassTokenIDs,
 				BlockSize: cmp.Or(uint32(states.BlockSize(s.Name)), sizes[p.ID]), MaxModelLen: uint32(n),
+				Parity: tokens.State, ParityCause: tokens.Cause,
 			})
 		}
 	}

@@ -26,7 +26,7 @@ func TestBlockSizeIsKept(t *testing.T) {
 		known states
 		want  uint32
 	}{{0, 0}, {16, 16}, {0, 16}, {784, 784}} {
-		v := p.Publish(c, step.known)
+		v := p.Publish(c, step.known, nil)
 		if got := v.Message.Catalog.Profiles[0].BlockSize; got != step.want {
 			t.Errorf("step %d: block size %d, want %d", i, got, step.want)
 		}

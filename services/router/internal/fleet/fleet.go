@@ -26,6 +26,10 @@ type State struct {
 	Sampled                   time.Time
 	// BlockSize in tokens and TotalBlocks are 0 while unknown.
 	BlockSize, TotalBlocks int
+	// Epoch names the engine process; empty while unknown.
+	Epoch string
+	// Index is what the tracker says of the worker's index; nil: nothing.
+	Index *kvtrackerv1.IndexState
 
 	maxLen map[string]int
 }
@@ -39,7 +43,7 @@ type Table struct {
 	// onRestart is called, without the lock, with a worker whose engine was
 	// restarted.
 	onRestart func(worker string)
-	// changed gets a token when readiness or what is learned has changed.
+	// changed gets a token when readiness, an epoch or what is learned has changed.
 	changed chan struct{}
 	// kick wakes the prober.
 	kick chan struct{}
@@ -55,7 +59,6 @@ type Table struct {
 type tracked struct {
 	State
 	set    string
-	epoch  string
 	live   bool // the index follows it
 	clears uint64
 	asOf   time.Time // of the sample behind it
@@ -84,8 +87,8 @@ func New(onRestart func(worker string)) *Table {
 	}
 }
 
-// Changed receives after the readiness of a worker, a block size or a context
-// length has changed. Changes in quick succession may be one token.
+// Changed receives after the readiness of a worker, its epoch, a block size or a
+// context length has changed. Changes in quick succession may be one token.
 func (t *Table) Changed() <-chan struct{} { return t.changed }
 
 func notify(c chan struct{}) {
@@ -246,8 +249,9 @@ func (t *Table) Update(now time.Time, m *kvtrackerv1.WatchWorkersResponse) {
 		old := t.tracked[w.Worker]
 		// Without a sample the tracker has heard its events but not its state:
 		// asOf stays zero, and a probe's word counts more.
-		tr := &tracked{set: w.WorkerSet, epoch: w.Epoch, heard: true}
+		tr := &tracked{set: w.WorkerSet, heard: true}
 		tr.Ready, tr.live, tr.clears = w.Ready, w.Index.GetLive(), w.Clears
+		tr.Epoch, tr.Index = w.Epoch, w.Index
 		tr.BlockSize, tr.TotalBlocks = int(w.BlockSize), int(min(w.TotalBlocks, 1<<40))
 		if l := w.Load; l != nil {
 			tr.Running, tr.Waiting, tr.KVUsage = l.Running, l.Waiting, l.KvUsage
@@ -255,13 +259,13 @@ func (t *Table) Update(now time.Time, m *kvtrackerv1.WatchWorkersResponse) {
 			tr.asOf = tr.Sampled
 		}
 		t.tracked[w.Worker] = tr
-		if old == nil || old.Ready != tr.Ready || old.BlockSize != tr.BlockSize {
+		if old == nil || old.Ready != tr.Ready || old.BlockSize != tr.BlockSize || old.Epoch != tr.Epoch {
 			changed = true
 			trouble = trouble || !tr.Ready
 		}
 		// The cache is gone, or the connection was lost: who answers next may be
 		// another process.
-		if old != nil && old.epoch != "" && (old.epoch != tr.epoch || tr.clears > old.clears || old.live && !tr.live) {
+		if old != nil && old.Epoch != "" && (old.Epoch != tr.Epoch || tr.clears > old.clears || old.live && !tr.live) {
 			restarted = append(restarted, w.Worker)
 		}
 	}
