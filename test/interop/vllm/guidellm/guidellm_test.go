@@ -78,7 +78,7 @@ func results() guidellm.Results {
 		return guidellm.Run{Load: l, Policy: policy, Round: round, Queried: 288000, Hits: hits,
 			Report: guidellm.Report{Version: "0.8.1", Completed: l.Requests(), Measured: 1, TTFT: d, ITL: d, E2E: d, RPS: 1, Prompt: 288000, Cached: int(hits), Longest: 1984}}
 	}
-	r := guidellm.Results{VLLM: "0.32.0+cpu", Machine: "a machine", Engines: 3, Engine: "vllm serve", Model: "m", Notes: []string{"A note."}}
+	r := guidellm.Results{VLLM: "0.32.0+cpu", Machine: "a machine", Engines: 3, Engine: "vllm serve", Model: "m", LoadAverage: 0.2}
 	for round := 1; round <= 2; round++ {
 		for _, l := range []guidellm.Load{guidellm.SharedPrefix, guidellm.MultiTurn} {
 			r.Runs = append(r.Runs, run(l, "random", round, 144000, 0.8), run(l, guidellm.Kinference, round, 259200, 0.2*float64(round)))
@@ -93,14 +93,22 @@ func TestPage(t *testing.T) {
 	for _, want := range []string{
 		"| S1v      | random     |    2 |   50.0 % |         800 | 1,600 | 3,200 |",
 		"| S2v      | kinference |    2 |   90.0 % |         300 |", // between the rounds
-		"at most 90.9 % of its tokens",
+		"at most 74.4 % of its tokens",
 		"| S0v      | direct     |",
-		"* A note.",
+		"before anything was started was 0.2.",
 		"vllm 0.32.0",
 	} {
 		if !strings.Contains(strings.ToLower(page), strings.ToLower(want)) {
 			t.Errorf("the page lacks %q", want)
 		}
+	}
+	if strings.Contains(page, "reliminary") {
+		t.Error("a quiet machine's figures are called preliminary")
+	}
+	busy := results()
+	busy.Preliminary = true
+	if !bytes.Contains(busy.Page(), []byte("**Preliminary")) {
+		t.Error("a busy machine's figures are not called preliminary")
 	}
 	if t.Failed() || strings.Contains(page, "%!") {
 		t.Log(page)

@@ -35,14 +35,16 @@ func (r Run) HitRate() float64 { return r.Hits / r.Queried }
 // Results are all runs of a session, in the order of running.
 type Results struct {
 	Runs []Run
-	// VLLM is the engines' version, Machine and Load what they ran on.
-	VLLM, Machine, Load string
+	// VLLM is the engines' version, Machine what they ran on.
+	VLLM, Machine string
+	// LoadAverage of the machine before anything was started. Preliminary figures
+	// are those of a machine that had other work.
+	LoadAverage float64
+	Preliminary bool
 	// Engines is the number of engines, Engine the command line of each.
 	Engines int
 	Engine  string
 	Model   string
-	// Notes are further lines about how the runs were made.
-	Notes []string
 }
 
 // metrics are what the tables and rows show of a cell, in seconds and ratios.
@@ -183,7 +185,7 @@ func (r Results) Plots() map[string][]byte {
 				if !seen {
 					i = len(b.Series)
 					series[c.policy] = i
-					b.Series = append(b.Series, plot.BarSeries{Name: c.policy, Values: make([]float64, len(loads))})
+					b.Series = append(b.Series, plot.BarSeries{Name: c.policy, Values: slices.Repeat([]float64{math.NaN()}, len(loads))})
 				}
 				b.Series[i].Values[g] = of(c)
 			}
@@ -216,6 +218,9 @@ engines: %s is what a Kubernetes Service does, %s the default. GuideLLM's own pe
 
 `, r.Engines, "`"+r.Model+"`", "`random`", "`"+Kinference+"`")
 	add("The machine is small: all engines, the control plane and GuideLLM share its cores, so that **absolute times mean nothing**\nand only comparisons within this page do. Hit rates are exact: they are the engines' own counters.\n\n")
+	if r.Preliminary {
+		add("**Preliminary: the machine was busy with other work.** Times are not fit for comparison; hit rates are exact all the same.\n\n")
+	}
 	add("## Results\n\nMedians over the runs. × says how many times lower a time is than that of `random`.\n\n%s\n", r.table(SharedPrefix.Name, MultiTurn.Name).Markdown())
 	if bound := r.bound(); bound > 0 {
 		add("Each of the %d prefixes of %s has to be computed once, so that at most %s of its tokens can be hits.\n\n", SharedPrefix.Prefixes, SharedPrefix.Name, percent(bound))
@@ -228,9 +233,7 @@ engines: %s is what a Kubernetes Service does, %s the default. GuideLLM's own pe
   remembered. Policies take turns.
 * Latencies leave out GuideLLM's warm-up, as in the published scenarios; hit rates count every request, cold ones too.
 `, "`POST /reset_prefix_cache`")
-	for _, n := range r.Notes {
-		add("* %s\n", n)
-	}
+	add("* The machine's load average before anything was started was %.1f.\n", r.LoadAverage)
 	add("\n## Overhead of the way\n\n%s: %d requests one after the other to one engine, straight and through the gateway. × compares with `%s`.\n\n%s\n",
 		OneByOne.Name, OneByOne.Requests(), Direct, r.table(OneByOne.Name).Markdown())
 	add("## Every run\n\nIn the order of running. Engines count the prompt tokens that they looked up and found; clients add up the `cached_tokens` of\ntheir answers.\n\n%s\n", r.everyRun().Markdown())
