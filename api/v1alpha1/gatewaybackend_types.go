@@ -160,7 +160,7 @@ type RequestLimits struct {
 
 // GatewayTimeouts bound a request.
 //
-// +kubebuilder:validation:XValidation:rule="duration(self.idle) <= duration(self.total)",message="is longer than total",fieldPath=".idle"
+// +kubebuilder:validation:XValidation:rule="!has(self.idle) || !has(self.total) || duration(self.idle) <= duration(self.total)",message="is longer than total",fieldPath=".idle"
 type GatewayTimeouts struct {
 	// Idle is the longest silence on a connection, 1s to 1h.
 	//

@@ -101,6 +101,7 @@ type PolicyRule struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	// +kubebuilder:title="a name: lower-case letters, digits and dashes"
 	Name string `json:"name"`
 	// Matches are ORed. Absent: every request.
 	//
@@ -242,6 +243,7 @@ type RejectAction struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:Pattern=`^[A-Z][A-Za-z0-9]*$`
+	// +kubebuilder:title="one word in PascalCase, such as PromptTooLong"
 	Reason string `json:"reason"`
 	// Message is for the caller.
 	//
@@ -330,6 +332,7 @@ type Exclude struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	// +kubebuilder:title="a name: lower-case letters, digits and dashes"
 	Name string `json:"name"`
 	// If limits it to some requests. Absent: every request.
 	If *RequestMatch `json:"if,omitempty"`
@@ -370,7 +373,7 @@ type BackendMatch struct {
 	// Labels of the worker set or provider, and of the worker's Pod.
 	//
 	// +kubebuilder:validation:MaxProperties=16
-	Labels map[string]string `json:"labels,omitempty"`
+	Labels map[string]LabelValue `json:"labels,omitempty"`
 }
 
 // Threshold on a mean over the last Window.
@@ -491,6 +494,7 @@ type CustomTag struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	// +kubebuilder:title="a name: lower-case letters, digits and dashes"
 	Name string `json:"name"`
 	// Any of these detectors.
 	//

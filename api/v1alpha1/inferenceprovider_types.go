@@ -145,8 +145,8 @@ type PricePerMillion struct {
 
 // ProviderTimeouts bound a request.
 //
-// +kubebuilder:validation:XValidation:rule="duration(self.firstByte) <= duration(self.total)",message="is longer than total",fieldPath=".firstByte"
-// +kubebuilder:validation:XValidation:rule="duration(self.idle) <= duration(self.total)",message="is longer than total",fieldPath=".idle"
+// +kubebuilder:validation:XValidation:rule="!has(self.firstByte) || !has(self.total) || duration(self.firstByte) <= duration(self.total)",message="is longer than total",fieldPath=".firstByte"
+// +kubebuilder:validation:XValidation:rule="!has(self.idle) || !has(self.total) || duration(self.idle) <= duration(self.total)",message="is longer than total",fieldPath=".idle"
 type ProviderTimeouts struct {
 	// FirstByte of the answer, 100ms to 1h.
 	//

@@ -91,6 +91,12 @@ func (s Size) Bytes() (int64, error) {
 // +kubebuilder:title="a decimal number such as \"1.10\""
 type Decimal string
 
+// Float returns the amount for comparing; 0 when it is empty or malformed.
+func (d Decimal) Float() float64 {
+	f, _ := strconv.ParseFloat(string(d), 64) //nolint:errcheck // 0 then, as said
+	return f
+}
+
 // Currency is an ISO 4217 code.
 //
 // +kubebuilder:validation:MaxLength=3

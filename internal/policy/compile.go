@@ -82,7 +82,7 @@ type filter struct {
 	kind                   v1alpha1.BackendType
 	models, sets, provider []string
 	names                  []string // of sets and providers
-	labels                 map[string]string
+	labels                 map[string]v1alpha1.LabelValue
 }
 
 // exclude is a compiled Exclude.

@@ -382,7 +382,7 @@ func (f *filter) takes(e *Endpoint) bool {
 		if !ok {
 			got, ok = e.Backend.Labels[k]
 		}
-		if !ok || got != v {
+		if !ok || got != string(v) {
 			return false
 		}
 	}

@@ -2,264 +2,423 @@ package resources
 
 import (
 	"cmp"
-	"net"
-	"net/url"
+	"fmt"
+	"maps"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/kinference/kinference/api/v1alpha1"
+	"github.com/kinference/kinference/internal/policy"
 )
 
-// Defaults of the fields of an InferenceWorkerSet.
-const (
-	defaultPort       = 8000
-	defaultEventsPort = 5557
-	defaultReplayPort = 5558
-	defaultMetrics    = "/metrics"
-	defaultInterval   = 250 * time.Millisecond
-)
-
-// Catalog is the compiled form of a folder. It does not change.
-type Catalog struct {
-	// Sets that some pool serves, by name.
-	Sets []*WorkerSet
-	// Pools by name.
-	Pools []*Pool
-	// Models by the name that clients ask for: models, aliases and LoRAs.
-	Models map[string]*Model
+// Options of a compilation. The zero value is what a running router wants of a
+// folder.
+type Options struct {
+	// Strict makes a reference to something that is not there an error. It is a
+	// warning else, because a folder may be a part of a whole.
+	Strict bool
+	// Elsewhere tells that the resources are for another machine, so that the
+	// files they name need not be here.
+	Elsewhere bool
+	// Partial leaves out resources with errors, instead of making no catalog.
+	Partial bool
+	// Pods lists the Pods of a namespace that have all these labels. Nil: Pods
+	// are not known, so that a selector selects none.
+	Pods func(namespace string, labels map[string]string) []Pod
 }
 
-// WorkerSet is an InferenceWorkerSet.
-type WorkerSet struct {
-	// Name is namespace/name.
-	Name     string
-	Workers  []Worker
-	Profiles []*Profile
-	// Ranks of each worker, at least 1.
-	Ranks int
-	// Class of the accelerator, in lower case; empty when not given.
-	Class            string
-	TokenizerPath    string
-	PassTokenIDs     bool
-	KVTopic          string
-	RemovalsLastCopy bool
-	MetricsPath      string
-	MetricsInterval  time.Duration
+// Pod is a Pod with an engine.
+type Pod struct {
+	UID, Name string
+	// Address is the host without port.
+	Address string
+	Labels  map[string]string
 }
 
-// Worker is one engine process.
-type Worker struct {
-	// UID is namespace.workerset.endpoint.
-	UID  string
-	Name string
-	// Ranks holds the id of each engine rank: uid/0, uid/1, …
-	Ranks []string
-	// URL of the HTTP server.
-	URL string
-	// KVEvents and KVReplay are the ZMQ addresses of rank 0; empty when the
-	// engine publishes no events.
-	KVEvents, KVReplay string
+// Compile checks resources that were read from the Kubernetes API and compiles
+// them. It does not change them. The catalog is nil when any problem is an
+// Error, unless the options say Partial.
+func (o Options) Compile(objects []Object) (*Catalog, Problems) {
+	p := &parser{}
+	for _, obj := range objects {
+		p.typed(obj)
+	}
+	return o.finish(p)
 }
 
-// Profile is one model or LoRA of a worker set.
-type Profile struct {
-	// ID is namespace/workerset/upstream model.
-	ID  string
-	Set *WorkerSet
-	// UpstreamModel is the name that the engine expects in a request, and
-	// Root the base model behind it.
-	UpstreamModel, Root string
-	// LoRA is the adapter's name; empty for the base model.
-	LoRA string
-	// MaxModelLen is 0 when the engine is to be asked.
-	MaxModelLen int
-}
-
-// Pool is an InferencePool, or the implicit one of a namespace without any.
-type Pool struct {
-	// Name is namespace/name.
-	Name     string
-	Implicit bool
-	Sets     []*WorkerSet
-}
-
-// Model is a name that clients may ask for.
-type Model struct {
-	Name string
-	// Root is the model behind an alias or LoRA; equals Name for a model.
-	Root string
-	// Offers are the profiles that serve it, each with its pools.
-	Offers []Offer
-}
-
-// Offer is a profile that serves a model in a pool.
-type Offer struct {
-	Pool    *Pool
-	Profile *Profile
-}
-
-// compile resolves references. Problems go to the objects' report; the result
-// is of use only when none of them is an error.
-func compile(objects []*object) *Catalog {
-	sets := map[string]*object{}
-	poolsOf := map[string][]*object{}
-	var namespaces []string
-	for _, o := range objects {
-		if !slices.Contains(namespaces, o.namespace) {
-			namespaces = append(namespaces, o.namespace)
-		}
-		if o.set != nil {
-			sets[o.id()] = o
-		} else {
-			poolsOf[o.namespace] = append(poolsOf[o.namespace], o)
+// ValidateObject checks one resource as it would be checked within a folder
+// together with others, which are taken for good. It is what admission calls;
+// a resource of the same kind and name among the others is the one to be
+// replaced. Nothing is changed.
+func ValidateObject(obj Object, others []Object) Problems {
+	one := &parser{}
+	one.typed(obj)
+	if one.problems.Err() != nil {
+		return one.problems
+	}
+	checked := one.objects[0]
+	all := &parser{}
+	for _, other := range others {
+		if kind := kindOf(other); kind != checked.kind || objectID(other) != checked.id() {
+			all.objects = append(all.objects, &object{Object: other, kind: kind, report: func(Problem) {}})
 		}
 	}
-	slices.Sort(namespaces)
-	c := &Catalog{Models: map[string]*Model{}}
-	compiled := map[string]*WorkerSet{}
-	use := func(o *object) *WorkerSet {
-		if compiled[o.id()] == nil {
-			compiled[o.id()] = o.compileSet()
-			c.Sets = append(c.Sets, compiled[o.id()])
-		}
-		return compiled[o.id()]
+	// The newest one is what a conflict is blamed on.
+	all.objects = append(all.objects, checked)
+	Options{Elsewhere: true, Pods: noPods}.compile(all.objects)
+	one.problems.sort()
+	return one.problems
+}
+
+func noPods(string, map[string]string) []Pod { return nil }
+
+func (o Options) finish(p *parser) (*Catalog, Problems) {
+	slices.SortStableFunc(p.objects, func(a, b *object) int {
+		return a.GetCreationTimestamp().Compare(b.GetCreationTimestamp().Time)
+	})
+	c := o.compile(p.objects)
+	p.problems.sort()
+	if p.problems.Err() != nil && !o.Partial {
+		return nil, p.problems
 	}
-	for _, ns := range namespaces {
-		if len(poolsOf[ns]) == 0 {
-			p := &Pool{Name: ns + "/default", Implicit: true}
-			for _, o := range objects {
-				if o.set != nil && o.namespace == ns {
-					p.Sets = append(p.Sets, use(o))
-				}
+	return c, p.problems
+}
+
+// implicitPool is the name of the pool of a namespace that has none.
+const implicitPool = "default"
+
+// compiler resolves references. Problems go to the objects' report.
+type compiler struct {
+	Options
+	catalog *Catalog
+	// known holds all objects, bad ones too: a reference to one of those is not
+	// what is wrong.
+	known map[place]map[string]*object
+	// good objects by kind, in their order.
+	good map[string][]*object
+	// What has been compiled, by id.
+	sets      map[string]*WorkerSet
+	providers map[string]*Provider
+	pools     map[string]*Pool
+	tenants   map[string]*Tenant
+	specs     map[*policy.Policy]*v1alpha1.InferencePolicySpec
+	policies  map[*policy.Policy]*object
+	// said holds warnings that are given once.
+	said map[string]bool
+}
+
+// place is where names are unique.
+type place struct{ kind, namespace string }
+
+func placeOf(o *object) place { return place{o.kind, o.GetNamespace()} }
+
+// compile makes a catalog of the objects that have no errors, oldest first.
+func (o Options) compile(objects []*object) *Catalog {
+	c := &compiler{
+		Options: o, catalog: &Catalog{Models: map[string]*Model{}},
+		known: map[place]map[string]*object{}, good: map[string][]*object{},
+		sets: map[string]*WorkerSet{}, providers: map[string]*Provider{}, pools: map[string]*Pool{}, tenants: map[string]*Tenant{},
+		specs: map[*policy.Policy]*v1alpha1.InferencePolicySpec{}, policies: map[*policy.Policy]*object{}, said: map[string]bool{},
+	}
+	for i, obj := range objects {
+		obj.age = i
+		names := c.known[placeOf(obj)]
+		if names == nil {
+			names = map[string]*object{}
+			c.known[placeOf(obj)] = names
+		}
+		if first := names[obj.GetName()]; first != nil {
+			obj.errorf("metadata.name", "is used already by the resource at %s:%d", first.file, lineOf(first.node, ""))
+			continue
+		}
+		names[obj.GetName()] = obj
+		if c.alone(obj); !obj.bad {
+			c.good[obj.kind] = append(c.good[obj.kind], obj)
+		}
+	}
+	c.compileTenants()
+	c.compilePools()
+	c.compileBackends()
+	c.compilePolicies()
+	c.notYet()
+	return c.catalog
+}
+
+// alone checks what only code can say of one resource by itself.
+func (c *compiler) alone(o *object) {
+	switch r := o.Object.(type) {
+	case *v1alpha1.InferenceWorkerSet:
+		c.checkWorkerSet(o, &r.Spec)
+	case *v1alpha1.InferencePool:
+		checkModels(o, r.Spec.Models)
+		if r.Spec.Selector != nil {
+			c.checkSelector(o)
+		}
+	case *v1alpha1.InferenceProvider:
+		names := uniqueNames{o, map[string]string{}}
+		for i, m := range r.Spec.Models {
+			names.add(fmt.Sprintf("spec.models[%d]", i), m.Name, m.Aliases)
+		}
+	case *v1alpha1.InferenceTenant:
+		checkTenant(o, &r.Spec)
+	case *v1alpha1.InferencePolicy:
+		p, faults := policy.Compile(r)
+		for _, f := range faults {
+			o.problem(severity(f.Warning), f.Field, f.Message)
+		}
+		if !o.bad {
+			c.catalog.Policies = append(c.catalog.Policies, p)
+			c.specs[p], c.policies[p] = &r.Spec, o
+		}
+	}
+}
+
+func severity(warning bool) Severity {
+	if warning {
+		return Warning
+	}
+	return Error
+}
+
+// dangling reports a reference to something that is not there.
+func (c *compiler) dangling(o *object, field, kind string, name v1alpha1.ResourceName) {
+	near := slices.Collect(maps.Keys(c.known[place{kind, o.GetNamespace()}]))
+	o.problem(severity(!c.Strict), field, fmt.Sprintf("there is no %s %q in namespace %q%s",
+		kind, abbreviate(name), o.GetNamespace(), didYouMean(string(name), near)))
+}
+
+// compilePools compiles pools and what they serve.
+func (c *compiler) compilePools() {
+	for _, o := range c.good[v1alpha1.KindInferencePool] {
+		if p := c.compilePool(o); !o.bad {
+			c.addPool(p)
+		}
+	}
+	implicit := map[string]*Pool{}
+	members := slices.Concat(c.good[v1alpha1.KindInferenceWorkerSet], c.good[v1alpha1.KindInferenceProvider])
+	for _, o := range members {
+		ns := o.GetNamespace()
+		if len(c.known[place{v1alpha1.KindInferencePool, ns}]) > 0 { // be it a bad one
+			if c.sets[o.id()] == nil && o.kind == v1alpha1.KindInferenceWorkerSet || c.providers[o.id()] == nil && o.kind == v1alpha1.KindInferenceProvider {
+				o.warnf("", "no InferencePool of the namespace names this resource: it is not served")
 			}
-			c.Pools = append(c.Pools, p)
+			continue
 		}
-		for _, o := range poolsOf[ns] {
-			c.Pools = append(c.Pools, o.compilePool(sets, use))
+		p := implicit[ns]
+		if p == nil {
+			p = &Pool{Name: ns + "/" + implicitPool, Implicit: true}
+			implicit[ns] = p
 		}
+		p.Members = append(p.Members, c.member(o, 1))
 	}
-	for id, o := range sets {
-		if compiled[id] == nil {
-			o.warnf("", "no InferencePool of the namespace names this set: it is not served")
-		}
+	for _, p := range implicit {
+		c.addPool(p)
 	}
-	byName := func(a, b *WorkerSet) int { return cmp.Compare(a.Name, b.Name) }
-	slices.SortFunc(c.Sets, byName)
-	slices.SortFunc(c.Pools, func(a, b *Pool) int { return cmp.Compare(a.Name, b.Name) })
-	for _, p := range c.Pools {
-		slices.SortFunc(p.Sets, byName)
-		for _, s := range p.Sets {
-			for _, profile := range s.Profiles {
-				c.offer(p, profile, sets[s.Name].set.Spec.Models)
-			}
-		}
-	}
-	return c
-}
-
-// offer enters a profile under all of its names.
-func (c *Catalog) offer(p *Pool, profile *Profile, models []v1alpha1.WorkerModel) {
-	add := func(name, root string) {
-		m := c.Models[name]
-		if m == nil {
-			m = &Model{Name: name, Root: root}
-			c.Models[name] = m
-		}
-		m.Offers = append(m.Offers, Offer{p, profile})
-	}
-	for _, m := range models {
-		root := string(m.Name)
-		if root == profile.UpstreamModel && profile.LoRA == "" {
-			add(root, root)
-			for _, a := range m.Aliases {
-				add(string(a), root)
-			}
-		}
-		for _, l := range m.LoRAs {
-			if string(l.Name) == profile.LoRA && root == profile.Root {
-				add(string(l.Name), root)
-				for _, a := range l.Aliases {
-					add(string(a), root)
-				}
-			}
-		}
+	byName(c.catalog.Sets, func(s *WorkerSet) string { return s.Name })
+	byName(c.catalog.Providers, func(p *Provider) string { return p.Name })
+	byName(c.catalog.Pools, func(p *Pool) string { return p.Name })
+	for _, p := range c.catalog.Pools {
+		c.catalog.offer(p)
 	}
 }
 
-func (o *object) compilePool(sets map[string]*object, use func(*object) *WorkerSet) *Pool {
-	p := &Pool{Name: o.id()}
-	for i, d := range o.pool.Spec.Destinations {
-		field := "spec.destinations[" + strconv.Itoa(i) + "]"
+func (c *compiler) addPool(p *Pool) {
+	slices.SortStableFunc(p.Members, func(a, b Member) int {
+		return cmp.Or(cmp.Compare(kindRank(a), kindRank(b)), strings.Compare(a.name(), b.name()))
+	})
+	for _, m := range p.Members {
+		if m.Set != nil {
+			p.Sets = append(p.Sets, m.Set)
+		}
+	}
+	c.pools[p.Name] = p
+	c.catalog.Pools = append(c.catalog.Pools, p)
+}
+
+func kindRank(m Member) int {
+	if m.Set != nil {
+		return 0
+	}
+	return 1
+}
+
+func (c *compiler) compilePool(o *object) *Pool {
+	spec := &o.Object.(*v1alpha1.InferencePool).Spec
+	p := &Pool{Name: o.id(), Objectives: spec.Objectives}
+	c.checkObjectives(o, spec.Objectives)
+	if spec.Selector != nil {
+		if s := c.compileSelected(o, spec); s != nil {
+			c.catalog.Sets = append(c.catalog.Sets, s)
+			p.Members = append(p.Members, Member{Set: s, Weight: 1})
+		}
+	}
+	for i, d := range spec.Destinations {
+		if d.Group == v1alpha1.ExtensionGroup {
+			o.warnf(index("spec.destinations", i), "pools of the inference extension are not looked up yet: the destination has no workers")
+			continue
+		}
+		target := c.known[place{d.Kind, o.GetNamespace()}][string(d.Name)]
 		switch {
-		case d.Kind == v1alpha1.KindInferenceWorkerSet:
-			if set := sets[o.namespace+"/"+string(d.Name)]; set != nil {
-				p.Sets = append(p.Sets, use(set))
-			} else {
-				o.errorf(field+".name", "there is no InferenceWorkerSet %q in namespace %q", abbreviate(string(d.Name)), o.namespace)
+		case target == nil:
+			c.dangling(o, index("spec.destinations", i)+".name", d.Kind, d.Name)
+		case !target.bad:
+			weight := 1
+			if d.Weight != nil {
+				weight = int(*d.Weight)
 			}
-		case groupOf(d) == gaieGroup:
-			o.warnf(field, "needs the Kubernetes source: the destination has no workers")
-		default:
-			o.warnf(field, "kind %s is not supported yet: the destination gets no requests", d.Kind)
+			if weight != 1 {
+				c.once("weights", o, index("spec.destinations", i)+".weight", "has no effect yet: weights are those of a policy's select")
+			}
+			p.Members = append(p.Members, c.member(target, weight))
 		}
 	}
 	return p
 }
 
-func (o *object) compileSet() *WorkerSet {
-	spec := &o.set.Spec
-	s := &WorkerSet{
-		Name: o.id(), Ranks: 1, MetricsPath: defaultMetrics, MetricsInterval: defaultInterval,
-	}
-	if spec.DataParallel != nil {
-		s.Ranks = max(1, int(spec.DataParallel.Ranks))
-	}
-	if a := spec.Accelerator; a != nil {
-		s.Class = strings.ToLower(a.Class)
-	}
-	if t := spec.Tokenizer; t != nil {
-		s.TokenizerPath, s.PassTokenIDs = t.Path, t.PassTokenIDs
-	}
-	if m := spec.Metrics; m != nil {
-		s.MetricsPath = cmp.Or(m.Path, s.MetricsPath)
-		s.MetricsInterval = m.Interval.Or(s.MetricsInterval)
-	}
-	if e := spec.KVEvents; e != nil {
-		s.KVTopic, s.RemovalsLastCopy = e.Topic, e.Removals == v1alpha1.RemovalsLastCopy
-	}
-	for _, e := range spec.Endpoints {
-		w := o.compileEndpoint(e)
-		for rank := range s.Ranks {
-			w.Ranks = append(w.Ranks, w.UID+"/"+strconv.Itoa(rank))
+// member compiles a worker set or provider, once.
+func (c *compiler) member(o *object, weight int) Member {
+	id := o.id()
+	if r, ok := o.Object.(*v1alpha1.InferenceProvider); ok {
+		if c.providers[id] == nil {
+			c.providers[id] = compileProvider(id, r)
+			c.catalog.Providers = append(c.catalog.Providers, c.providers[id])
 		}
-		s.Workers = append(s.Workers, w)
+		return Member{Provider: c.providers[id], Weight: weight}
 	}
-	for _, m := range spec.Models {
-		profile := func(upstream, lora string) {
-			s.Profiles = append(s.Profiles, &Profile{
-				ID: s.Name + "/" + upstream, Set: s, UpstreamModel: upstream, Root: string(m.Name), LoRA: lora,
-				MaxModelLen: int(m.MaxModelLen),
-			})
-		}
-		profile(string(m.Name), "")
-		for _, l := range m.LoRAs {
-			profile(string(l.Name), string(l.Name))
-		}
+	if c.sets[id] == nil {
+		c.sets[id] = c.compileSet(o)
+		c.catalog.Sets = append(c.catalog.Sets, c.sets[id])
 	}
-	return s
+	return Member{Set: c.sets[id], Weight: weight}
 }
 
-func (o *object) compileEndpoint(e v1alpha1.WorkerEndpoint) Worker {
-	w := Worker{UID: o.namespace + "." + o.name + "." + string(e.Name), Name: string(e.Name), KVEvents: string(e.KVEvents), KVReplay: string(e.KVReplay)}
-	w.URL, _ = baseURL(e.Address, o.set.Spec.Port) // validated
-	// Only a port that is written says that every endpoint publishes there.
-	if k := o.set.Spec.KVEvents; k != nil && k.Port != 0 && w.KVEvents == "" {
-		if u, err := url.Parse(w.URL); err == nil {
-			w.KVEvents = "tcp://" + net.JoinHostPort(u.Hostname(), strconv.Itoa(int(k.Port)))
-			w.KVReplay = "tcp://" + net.JoinHostPort(u.Hostname(), strconv.Itoa(int(cmp.Or(k.ReplayPort, defaultReplayPort))))
+func compileProvider(id string, r *v1alpha1.InferenceProvider) *Provider {
+	p := &Provider{Name: id, Labels: r.Labels, Spec: &r.Spec}
+	t := cmp.Or(r.Spec.Timeouts, &v1alpha1.ProviderTimeouts{})
+	p.FirstByte, p.Idle, p.Total = t.FirstByte.Or(defaultFirstByte), t.Idle.Or(defaultIdle), t.Total.Or(defaultProviderTotal)
+	for i := range r.Spec.Models {
+		m := &r.Spec.Models[i]
+		p.Models = append(p.Models, &ProviderModel{
+			Provider: p, UpstreamModel: string(cmp.Or(m.UpstreamName, m.Name)), Names: allNames(m.Name, m.Aliases), Price: m.Price,
+		})
+	}
+	return p
+}
+
+func allNames(name v1alpha1.ModelName, aliases []v1alpha1.ModelName) []string {
+	out := []string{string(name)}
+	for _, a := range aliases {
+		out = append(out, string(a))
+	}
+	return out
+}
+
+// offer enters what a pool serves under all of its names.
+func (c *Catalog) offer(p *Pool) {
+	model := func(name, root string) *Model {
+		if c.Models[name] == nil {
+			c.Models[name] = &Model{Name: name, Root: root}
+		}
+		return c.Models[name]
+	}
+	for _, m := range p.Members {
+		if m.Set != nil {
+			for _, profile := range m.Set.Profiles {
+				for _, name := range profile.Names {
+					entry := model(name, profile.Root)
+					entry.Offers = append(entry.Offers, Offer{p, profile})
+				}
+			}
+			continue
+		}
+		for _, pm := range m.Provider.Models {
+			for _, name := range pm.Names {
+				entry := model(name, pm.Names[0])
+				entry.External = append(entry.External, ExternalOffer{p, pm})
+			}
 		}
 	}
-	return w
 }
+
+// compilePolicies sorts the policies and checks them against all else.
+func (c *compiler) compilePolicies() {
+	slices.SortStableFunc(c.catalog.Policies, func(a, b *policy.Policy) int {
+		return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+	})
+	byNamespace := map[string][]*policy.Policy{}
+	for _, p := range c.catalog.Policies {
+		byNamespace[p.Namespace] = append(byNamespace[p.Namespace], p)
+	}
+	if len(byNamespace) == 0 {
+		return
+	}
+	models := map[string]map[string]bool{} // by namespace
+	add := func(p *Pool, name string) {
+		ns, _, _ := strings.Cut(p.Name, "/")
+		if models[ns] == nil {
+			models[ns] = map[string]bool{}
+		}
+		models[ns][name] = true
+	}
+	for name, m := range c.catalog.Models {
+		for _, o := range m.Offers {
+			add(o.Pool, name)
+		}
+		for _, o := range m.External {
+			add(o.Pool, name)
+		}
+	}
+	for ns, policies := range byNamespace {
+		for _, f := range policy.Lint(policies, c.specs, c.knownIn(ns, models[ns])) {
+			c.policies[f.Policy].problem(severity(!c.Strict || !f.Dangling), f.Field, f.Message)
+		}
+	}
+}
+
+// knownIn lists what a policy of a namespace may refer to.
+func (c *compiler) knownIn(ns string, models map[string]bool) policy.Known {
+	names := func(kind string) map[string]bool {
+		out := map[string]bool{}
+		for name := range c.known[place{kind, ns}] {
+			out[name] = true
+		}
+		return out
+	}
+	k := policy.Known{
+		Pools: names(v1alpha1.KindInferencePool), WorkerSets: names(v1alpha1.KindInferenceWorkerSet),
+		Providers: names(v1alpha1.KindInferenceProvider), Tenants: names(v1alpha1.KindInferenceTenant), Models: models,
+	}
+	if len(k.Pools) == 0 {
+		k.Pools[implicitPool] = true
+	}
+	return k
+}
+
+// once warns of the first resource that something is the matter with.
+func (c *compiler) once(what string, o *object, field, msg string) {
+	if !c.said[what] {
+		c.said[what] = true
+		o.problem(Warning, field, msg)
+	}
+}
+
+// notYet says what is checked but has no effect so far.
+func (c *compiler) notYet() {
+	for kind, what := range map[string]string{
+		v1alpha1.KindGatewayBackend:    "the gateway serves every pool on every host, without authentication, whatever a GatewayBackend says",
+		v1alpha1.KindInferenceProvider: "no request is sent to a provider",
+		v1alpha1.KindInferenceTenant:   "callers are not authenticated, and limits are not kept",
+	} {
+		if list := c.good[kind]; len(list) > 0 {
+			c.once(kind, list[0], "", "has no effect yet: "+what)
+		}
+	}
+}
+
+func byName[T any](list []T, name func(T) string) {
+	slices.SortFunc(list, func(a, b T) int { return strings.Compare(name(a), name(b)) })
+}
+
+func baseName(id string) string { return id[strings.LastIndex(id, "/")+1:] }
+
+func objectID(o Object) string { return o.GetNamespace() + "/" + o.GetName() }

@@ -16,7 +16,7 @@ func FuzzCompile(f *testing.F) {
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, content []byte) {
-		c, problems := compileFiles([]file{{"a.yaml", content}})
+		c, problems := Options{}.compileFiles([]file{{"a.yaml", content}})
 		if (c == nil) != (problems.Err() != nil) {
 			t.Errorf("catalog %v, problems %v", c, problems)
 		}

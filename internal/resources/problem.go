@@ -29,8 +29,8 @@ func (s Severity) String() string {
 // Problem is one thing that is wrong with the resources.
 type Problem struct {
 	Severity Severity
-	// File is relative to the folder; Line counts from 1, 0 when the file as
-	// a whole is meant.
+	// File is relative to the folder, empty for what came from the Kubernetes
+	// API; Line counts from 1, 0 when the file as a whole is meant.
 	File string
 	Line int
 	// Resource is kind namespace/name, empty when not known.
@@ -41,14 +41,18 @@ type Problem struct {
 	Message string
 }
 
-// String is file:line: severity: resource: field: message.
+// String is file:line: severity: resource: field: message, as far as they are
+// known.
 func (p Problem) String() string {
 	var b strings.Builder
-	b.WriteString(p.File)
-	if p.Line > 0 {
-		fmt.Fprintf(&b, ":%d", p.Line)
+	if p.File != "" {
+		b.WriteString(p.File)
+		if p.Line > 0 {
+			fmt.Fprintf(&b, ":%d", p.Line)
+		}
+		b.WriteString(": ")
 	}
-	fmt.Fprintf(&b, ": %s: ", p.Severity)
+	b.WriteString(p.Severity.String() + ": ")
 	if p.Resource != "" {
 		b.WriteString(p.Resource + ": ")
 	}
@@ -75,6 +79,7 @@ func (ps Problems) Err() error {
 
 func (ps Problems) sort() {
 	slices.SortStableFunc(ps, func(a, b Problem) int {
-		return cmp.Or(strings.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line))
+		return cmp.Or(strings.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), strings.Compare(a.Resource, b.Resource),
+			strings.Compare(a.Field, b.Field), strings.Compare(a.Message, b.Message))
 	})
 }

@@ -4,9 +4,9 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -39,48 +39,119 @@ func write(t testing.TB, path, content string) {
 	}
 }
 
-var expectation = regexp.MustCompile(`# (ERROR|WARNING): ([^#]+)`)
-
-// Every problem that a sample is to give is written as a comment on its line.
-func TestSamples(t *testing.T) {
-	paths, _ := filepath.Glob("testdata/*.yaml")
-	if len(paths) < 8 {
-		t.Fatalf("only %d samples", len(paths))
+// load reads one sample as kinfctl would on a developer's machine.
+func load(t *testing.T, o resources.Options, path string) (*resources.Catalog, resources.Problems) {
+	t.Helper()
+	o.Elsewhere = true
+	c, problems := o.Load(path)
+	for i := range problems {
+		problems[i].File = filepath.Base(path)
 	}
-	for _, path := range paths {
-		t.Run(filepath.Base(path), func(t *testing.T) {
-			data, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
+	return c, problems
+}
+
+func lines(problems resources.Problems) string {
+	var b strings.Builder
+	for _, p := range problems {
+		b.WriteString(p.String() + "\n")
+	}
+	return b.String()
+}
+
+// The golden file of a good sample holds its warnings and what it compiles to.
+func TestGood(t *testing.T) {
+	for _, path := range samples(t, "good", 8) {
+		c, problems := load(t, resources.Options{}, path)
+		if c == nil {
+			t.Errorf("%s: %v", path, problems)
+			continue
+		}
+		golden(t, strings.TrimSuffix(path, ".yaml")+".golden", lines(problems)+dump(c))
+	}
+}
+
+// Each bad sample has one fault; the golden file says how it is told.
+func TestBad(t *testing.T) {
+	kinds := map[string]int{}
+	for _, path := range samples(t, "bad", 40) {
+		c, problems := load(t, resources.Options{}, path)
+		faults := slices.DeleteFunc(problems, func(p resources.Problem) bool { return p.Severity != resources.Error })
+		if c != nil || len(faults) != 1 {
+			t.Errorf("%s: want one fault: %v", path, faults)
+			continue
+		}
+		golden(t, strings.TrimSuffix(path, ".yaml")+".golden", lines(faults))
+		kind, _, _ := strings.Cut(faults[0].Resource, " ")
+		kinds[kind]++
+	}
+	for _, kind := range []string{"GatewayBackend", "InferencePolicy", "InferencePool", "InferenceProvider", "InferenceTenant", "InferenceWorkerSet"} {
+		if kinds[kind] < 5 {
+			t.Errorf("%d bad samples of %s", kinds[kind], kind)
+		}
+	}
+}
+
+func TestManyFaults(t *testing.T) {
+	_, problems := load(t, resources.Options{}, "testdata/many.yaml")
+	golden(t, "testdata/many.golden", lines(problems))
+}
+
+// A few lines of YAML can stand for a billion values.
+func TestBomb(t *testing.T) {
+	if c, problems := load(t, resources.Options{}, "testdata/bomb.yaml"); c != nil || !strings.Contains(lines(problems), "document is too large") {
+		t.Error(problems)
+	}
+}
+
+func samples(t *testing.T, sort string, least int) []string {
+	t.Helper()
+	paths, err := filepath.Glob("testdata/" + sort + "/*." + sort + ".yaml")
+	if err != nil || len(paths) < least {
+		t.Fatalf("%d samples: %v", len(paths), err)
+	}
+	return paths
+}
+
+// What is not there is an error only on demand.
+func TestStrict(t *testing.T) {
+	_, problems := load(t, resources.Options{Strict: true}, "testdata/good/pools.good.yaml")
+	want := []string{"gwen-worker", "search-team"}
+	for _, p := range problems {
+		if p.Severity == resources.Error {
+			if len(want) == 0 || !strings.Contains(p.Message, want[0]) {
+				t.Errorf("unexpected: %v", p)
+				continue
 			}
-			c, problems := resources.Load(folder(t, filepath.Base(path), string(data)))
-			good := strings.HasSuffix(path, ".good.yaml")
-			if (c != nil) != good || (problems.Err() == nil) != good {
-				t.Errorf("catalog %v, problems %v", c != nil, problems)
-			}
-			rest := slices.Clone(problems)
-			for i, line := range strings.Split(string(data), "\n") {
-				for _, m := range expectation.FindAllStringSubmatch(line, -1) {
-					at := slices.IndexFunc(rest, func(p resources.Problem) bool {
-						return p.Line == i+1 && strings.EqualFold(p.Severity.String(), m[1]) && strings.Contains(p.String(), strings.TrimSpace(m[2]))
-					})
-					if at < 0 {
-						t.Errorf("line %d: no problem %q", i+1, m[0])
-						continue
-					}
-					rest = slices.Delete(rest, at, at+1)
-				}
-			}
-			if strings.HasPrefix(filepath.Base(path), "bomb") {
-				return
-			}
-			for _, p := range rest {
-				t.Errorf("unexpected: %s", p)
-			}
-			if good {
-				golden(t, strings.TrimSuffix(path, ".yaml")+".golden", dump(c))
-			}
-		})
+			want = want[1:]
+		}
+	}
+	if len(want) > 0 {
+		t.Errorf("not reported: %v", want)
+	}
+	if c, problems := load(t, resources.Options{Strict: true}, "testdata/good/document-burst-to-cloud.good.yaml"); c != nil {
+		t.Errorf("a policy for providers that are not there: %v", problems)
+	}
+}
+
+func TestSameNameTwice(t *testing.T) {
+	_, problems := resources.Load(folder(t, "a.yaml", minimal("one"), "b.yaml", minimal("two")))
+	if len(problems) != 1 || problems[0].String() != "b.yaml:3: error: InferenceWorkerSet default/s: metadata.name: is used already by the resource at a.yaml:1" {
+		t.Error(problems)
+	}
+}
+
+// Files and folders can be named together; each is told by its path.
+func TestSeveralPaths(t *testing.T) {
+	dir := folder(t, "a.yaml", minimal("one"), "b.yaml", strings.Replace(minimal("two"), "spec:", "spce:", 1))
+	_, problems := resources.Options{}.Load(filepath.Join(dir, "a.yaml"), dir)
+	if len(problems) == 0 || problems[0].File != filepath.Join(dir, "a.yaml") && problems[0].File != filepath.Join(dir, "b.yaml") {
+		t.Error(problems)
+	}
+	if c, problems := (resources.Options{}).Load(filepath.Join(dir, "a.yaml")); c == nil || c.Models["one"] == nil {
+		t.Error(problems)
+	}
+	if _, problems := (resources.Options{}).Load(filepath.Join(dir, "none.yaml")); len(problems) != 1 || !strings.Contains(problems[0].Message, "no such file") {
+		t.Error(problems)
 	}
 }
 
@@ -100,35 +171,54 @@ func golden(t *testing.T, path, got string) {
 
 func dump(c *resources.Catalog) string {
 	var b strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	for _, s := range c.Sets {
-		fmt.Fprintf(&b, "set %s ranks=%d class=%q tokenizer=%q topic=%q lastCopy=%v metrics=%s/%s\n", s.Name, s.Ranks, s.Class,
-			s.TokenizerPath, s.KVTopic, s.RemovalsLastCopy, s.MetricsPath, s.MetricsInterval)
+		line("set %s ranks=%d class=%q tokenizer=%q topic=%q lastCopy=%v metrics=%s/%s selector=%v labels=%v price=%d*%s%s", s.Name, s.Ranks, s.Class,
+			s.TokenizerPath, s.KVTopic, s.RemovalsLastCopy, s.MetricsPath, s.MetricsInterval, s.Selector, s.Labels, s.Accelerators, s.HourlyPrice, s.Currency)
 		for _, w := range s.Workers {
-			fmt.Fprintf(&b, "  worker %s name=%s url=%s events=%q replay=%q\n", w.UID, w.Name, w.URL, w.KVEvents, w.KVReplay)
+			line("  worker %s name=%s url=%s events=%q replay=%q", w.UID, w.Name, w.URL, w.KVEvents, w.KVReplay)
 		}
 		for _, p := range s.Profiles {
-			fmt.Fprintf(&b, "  profile %s upstream=%s root=%s lora=%q maxModelLen=%d\n", p.ID, p.UpstreamModel, p.Root, p.LoRA, p.MaxModelLen)
+			line("  profile %s upstream=%s root=%s lora=%q names=%v maxModelLen=%d", p.ID, p.UpstreamModel, p.Root, p.LoRA, p.Names, p.MaxModelLen)
+		}
+	}
+	for _, p := range c.Providers {
+		line("provider %s schema=%s timeouts=%s/%s/%s concurrency=%d", p.Name, p.Spec.Schema, p.FirstByte, p.Idle, p.Total, p.Spec.Concurrency)
+		for _, m := range p.Models {
+			line("  model upstream=%s names=%v priced=%v", m.UpstreamModel, m.Names, m.Price != nil)
 		}
 	}
 	for _, p := range c.Pools {
-		fmt.Fprintf(&b, "pool %s implicit=%v", p.Name, p.Implicit)
-		for _, s := range p.Sets {
-			fmt.Fprintf(&b, " %s", s.Name)
+		fmt.Fprintf(&b, "pool %s implicit=%v objectives=%d", p.Name, p.Implicit, len(p.Objectives))
+		for _, m := range p.Members {
+			if m.Set != nil {
+				fmt.Fprintf(&b, " %s*%d", m.Set.Name, m.Weight)
+			} else {
+				fmt.Fprintf(&b, " provider:%s*%d", m.Provider.Name, m.Weight)
+			}
 		}
-		b.WriteString("\n")
+		line("")
 	}
-	var names []string
-	for name := range c.Models {
-		names = append(names, name)
+	for _, t := range c.Tenants {
+		line("tenant %s chain=%v orphan=%v qos=%q weight=%d cache=%s limits=%d", t.Name, t.Chain(), t.Orphan, t.QoS, t.Spec.Weight, t.Spec.Cache.Scope, len(t.Spec.Limits))
 	}
-	slices.Sort(names)
-	for _, name := range names {
+	for _, g := range c.Backends {
+		line("backend %s pool=%v anonymous=%v hosts=%v path=%s body=%d headers=%d idle=%s total=%s qos=%s", g.Name, g.Pool != nil, g.Anonymous != nil,
+			g.Spec.Hostnames, g.Spec.PathPrefix, g.Body, g.Headers, g.Idle, g.Total, g.Spec.DefaultQoS)
+	}
+	for _, p := range c.Policies {
+		line("policy %s targets=%v dryRun=%v", p.ID(), p.Targets, p.DryRun)
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Models)) {
 		m := c.Models[name]
 		fmt.Fprintf(&b, "model %s root=%s", m.Name, m.Root)
 		for _, o := range m.Offers {
 			fmt.Fprintf(&b, " %s@%s", o.Profile.ID, o.Pool.Name)
 		}
-		b.WriteString("\n")
+		for _, o := range m.External {
+			fmt.Fprintf(&b, " %s:%s@%s", o.Model.Provider.Name, o.Model.UpstreamModel, o.Pool.Name)
+		}
+		line("")
 	}
 	return b.String()
 }
@@ -146,6 +236,11 @@ func TestTokenizerFolder(t *testing.T) {
 	_, problems = resources.Load(folder(t, "a.yml", set(t.TempDir())))
 	if len(problems) != 1 || problems[0].Line != 7 || !strings.Contains(problems[0].String(), "no tokenizer.json") {
 		t.Errorf("problems %v", problems)
+	}
+	// On a developer's machine the folder of another one need not be there.
+	c, problems = resources.Options{Elsewhere: true}.Load(folder(t, "a.yml", set("/models/none")))
+	if c == nil || len(problems) != 1 || problems[0].Severity != resources.Warning {
+		t.Errorf("elsewhere: %v", problems)
 	}
 }
 

@@ -113,7 +113,7 @@ func (s *Source) load() {
 	}
 	var c *Catalog
 	if ps.Err() == nil {
-		c, ps = compileFiles(files)
+		c, ps = Options{}.compileFiles(files)
 	}
 	if same && c == nil && slices.Equal(ps, before) {
 		return

@@ -147,6 +147,9 @@ func build(c *resources.Catalog, states States, verdicts Verdicts, sizes map[str
 		}
 	}
 	for _, m := range c.Models {
+		if len(m.Offers) == 0 {
+			continue // requests are not sent to providers yet
+		}
 		pm := &routerv1.Model{Name: m.Name, Root: m.Root}
 		for _, o := range m.Offers {
 			if !slices.Contains(pm.Profiles, o.Profile.ID) {

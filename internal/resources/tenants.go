@@ -1,0 +1,218 @@
+package resources
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	_ "time/tzdata" // time zones are checked alike on every machine
+
+	"github.com/kinference/kinference/api/v1alpha1"
+)
+
+// maxLevels bounds the hierarchy of tenants: a request is counted at each.
+const maxLevels = 8
+
+// checkTenant checks what the schema cannot say.
+func checkTenant(o *object, s *v1alpha1.InferenceTenantSpec) {
+	for i, l := range s.Limits {
+		at := index("spec.limits", i)
+		if l.Calendar != nil {
+			if _, err := time.LoadLocation(l.Calendar.TimeZone); err != nil {
+				o.errorf(at+".calendar.timeZone", "unknown time zone %q: use a name such as UTC or Europe/Berlin", abbreviate(l.Calendar.TimeZone))
+			}
+		}
+		for _, other := range s.Limits[:i] {
+			if a, b := measureOf(&l), measureOf(&other); a.comparable(b) {
+				loose, amount := l.Name, b.amount
+				if a.amount < b.amount {
+					loose, amount = other.Name, a.amount
+				}
+				if a.amount == b.amount {
+					o.warnf(at, "is the same limit as %q: remove one", other.Name)
+				} else {
+					o.warnf(at, "%q and %q limit the same, so that %q never holds anything back: the other one allows only %s", other.Name, l.Name, loose, plain(amount))
+				}
+			}
+		}
+	}
+	seen := map[string]int{}
+	for i, id := range s.Identities {
+		if first, dup := seen[identityKey(&id)]; dup {
+			o.errorf(index("spec.identities", i), "is the same as spec.identities[%d]: remove one", first)
+			continue
+		}
+		seen[identityKey(&id)] = i
+	}
+}
+
+// measure is what a limit counts, and how much it allows.
+type measure struct {
+	// what has the quantity, the time and those who have counts of their own.
+	what   string
+	amount float64
+}
+
+// comparable reports whether one of two limits makes the other one pointless.
+func (m measure) comparable(o measure) bool { return m.what == o.what }
+
+func measureOf(l *v1alpha1.Limit) measure {
+	var quantity string
+	var amount float64
+	set := func(name string, v *int64) {
+		if v != nil {
+			quantity, amount = name, float64(*v)
+		}
+	}
+	switch {
+	case l.Tokens != nil:
+		set("input", l.Tokens.Input)
+		set("cachedInput", l.Tokens.CachedInput)
+		set("output", l.Tokens.Output)
+		set("total", l.Tokens.Total)
+		if w := l.Tokens.Weights; w != nil {
+			quantity += fmt.Sprint(" ", value(w.Input), value(w.CachedInput), value(w.Output))
+		}
+	case l.Concurrency != nil:
+		quantity, amount = "concurrency", float64(*l.Concurrency)
+	case l.Cost != nil:
+		quantity, amount = "cost "+string(l.Cost.Currency), l.Cost.Amount.Float()
+	default:
+		set("requests", l.Requests)
+		set("gpuSeconds", l.GPUSeconds)
+	}
+	when, burst := l.Window.Or(0), l.Burst.Or(l.Window.Or(0))
+	calendar := v1alpha1.Calendar{}
+	if l.Calendar != nil {
+		calendar = *l.Calendar
+	}
+	per := slices.Sorted(slices.Values(l.Per))
+	return measure{fmt.Sprint(quantity, when, burst, calendar, per, l.Shadow), amount}
+}
+
+func value(f *float64) float64 {
+	if f == nil {
+		return 1
+	}
+	return *f
+}
+
+func identityKey(id *v1alpha1.Identity) string {
+	switch {
+	case id.APIKeySecretRef != nil:
+		return "secret " + string(id.APIKeySecretRef.Name)
+	case id.Claim != nil:
+		return fmt.Sprintf("claim %q of %q with value %q", id.Claim.Name, id.Claim.Issuer, id.Claim.Value)
+	case id.ServiceAccount != nil:
+		return fmt.Sprintf("ServiceAccount %s/%s", id.ServiceAccount.Namespace, id.ServiceAccount.Name)
+	}
+	return ""
+}
+
+// compileTenants resolves the hierarchy. An identity has one tenant in its
+// namespace, the one that claimed it first.
+func (c *compiler) compileTenants() {
+	owners := map[string]*object{}
+	for _, o := range c.good[v1alpha1.KindInferenceTenant] {
+		spec := &o.Object.(*v1alpha1.InferenceTenant).Spec
+		for i, id := range spec.Identities {
+			key := o.GetNamespace() + " " + identityKey(&id)
+			if owner := owners[key]; owner != nil {
+				o.errorf(index("spec.identities", i), "identifies InferenceTenant %q already: a caller has one tenant", owner.GetName())
+				continue
+			}
+			owners[key] = o
+		}
+		c.checkParents(o, spec)
+		c.checkObjectives(o, spec.Objectives)
+	}
+	for _, o := range c.good[v1alpha1.KindInferenceTenant] {
+		if !o.bad {
+			c.tenant(o)
+		}
+	}
+	byName(c.catalog.Tenants, func(t *Tenant) string { return t.Name })
+}
+
+// parent returns the tenant that one names as its parent, or nil.
+func (c *compiler) parent(o *object) *object {
+	ref := o.Object.(*v1alpha1.InferenceTenant).Spec.ParentRef
+	if ref == nil {
+		return nil
+	}
+	return c.known[place{o.kind, o.GetNamespace()}][string(ref.Name)]
+}
+
+func (c *compiler) checkParents(o *object, spec *v1alpha1.InferenceTenantSpec) {
+	const field = "spec.parentRef.name"
+	if spec.ParentRef == nil {
+		return
+	}
+	parent := c.parent(o)
+	if parent == nil {
+		c.dangling(o, field, o.kind, spec.ParentRef.Name)
+		return
+	}
+	names, newest := []string{o.GetName()}, o
+	for p := parent; p != nil; p = c.parent(p) {
+		switch {
+		case p == o && newest == o: // the newest closes the cycle
+			o.errorf(field, "closes a cycle, %s: remove one parentRef", strings.Join(append(names, o.GetName()), " → "))
+			return
+		case p == o || slices.Contains(names, p.GetName()):
+			return // another one is to blame
+		case len(names) == maxLevels:
+			o.errorf(field, "puts the tenant on level %d or deeper: %d levels at most", maxLevels+1, maxLevels)
+			return
+		case p.age > newest.age:
+			newest = p
+		}
+		names = append(names, p.GetName())
+	}
+	above := parent.Object.(*v1alpha1.InferenceTenant).Spec.Limits
+	for i := range spec.Limits {
+		for j := range above {
+			a, b := measureOf(&spec.Limits[i]), measureOf(&above[j])
+			if a.comparable(b) && a.amount > b.amount && slices.Contains(above[j].Per, v1alpha1.PerTenant) {
+				o.warnf(index("spec.limits", i), "never holds anything back: limit %q of InferenceTenant %q, which must fit too, allows only %s",
+					above[j].Name, parent.GetName(), plain(b.amount))
+			}
+		}
+	}
+}
+
+// tenant compiles a tenant and those above it, once.
+func (c *compiler) tenant(o *object) *Tenant {
+	if t := c.tenants[o.id()]; t != nil {
+		return t
+	}
+	spec := &o.Object.(*v1alpha1.InferenceTenant).Spec
+	t := &Tenant{Name: o.id(), Spec: spec, QoS: spec.QoS}
+	c.tenants[o.id()] = t
+	if parent := c.parent(o); parent != nil && !parent.bad {
+		t.Parent = c.tenant(parent)
+		if t.QoS == "" {
+			t.QoS = t.Parent.QoS
+		}
+	}
+	t.Orphan = spec.ParentRef != nil && t.Parent == nil
+	c.catalog.Tenants = append(c.catalog.Tenants, t)
+	return t
+}
+
+// checkObjectives checks whom objectives are for.
+func (c *compiler) checkObjectives(o *object, list []v1alpha1.Objective) {
+	for i, objective := range list {
+		if objective.Match == nil {
+			continue
+		}
+		for j, name := range objective.Match.Tenant {
+			if c.known[place{v1alpha1.KindInferenceTenant, o.GetNamespace()}][string(name)] == nil {
+				c.dangling(o, index(index("spec.objectives", i)+".match.tenant", j), v1alpha1.KindInferenceTenant, name)
+			}
+		}
+	}
+	if len(list) > 0 {
+		c.once("objectives", o, "spec.objectives", "have no effect yet: objectives are not evaluated")
+	}
+}
