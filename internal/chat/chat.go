@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
+	"unicode"
 
 	"github.com/ardanlabs/jinja"
 )
@@ -38,6 +41,10 @@ func clientError(format string, args ...any) error { return &Error{fmt.Sprintf(f
 // ErrMedia is returned for messages with images, audio or video: their tokens are known to the engine only.
 var ErrMedia = errors.New("chat: messages have parts that are not text")
 
+// ErrUnsure is returned for what vLLM takes and this package cannot be sure to render alike. It is rare: integers beyond 64 bits,
+// chat_template_kwargs that stand for members of the request, control characters where Python has them for white space.
+var ErrUnsure = errors.New("chat: only the engine knows how this is rendered")
+
 // ErrNoTemplate is returned by Load for a model folder without a chat template. That a model needs none of it (gpt-oss is rendered by
 // vLLM's Harmony encoder) does not make its prompts knowable here.
 var ErrNoTemplate = errors.New("chat: model has no chat template")
@@ -57,11 +64,17 @@ type compiled struct {
 	template  *jinja.Template
 	parts     bool // it wants message content as a list of parts
 	developer bool // it knows the developer role
+	content   bool // it knows content, without which vLLM continues no message
+	strips    bool // it strips white space by methods, which are the library's
 }
 
 // Load reads the chat template of the model in folder dir: chat_template.jinja, and else chat_template of tokenizer_config.json, which
-// may be a string or a list of named templates (default and tool_use). It returns ErrNoTemplate if there is neither.
+// may be a string or a list of named templates (default and tool_use). It returns ErrNoTemplate if there is neither, or if the engine
+// does not use them.
 func Load(dir string) (*Template, error) {
+	if harmony(dir) {
+		return nil, fmt.Errorf("%s: rendered by Harmony: %w", dir, ErrNoTemplate)
+	}
 	var config struct {
 		ChatTemplate json.RawMessage `json:"chat_template"`
 		specialTokens
@@ -101,6 +114,16 @@ func Load(dir string) (*Template, error) {
 	return t, nil
 }
 
+// harmony reports whether the model in dir is gpt-oss, whose prompts vLLM makes without its template. What else may be wrong with
+// config.json is the engine's business.
+func harmony(dir string) bool {
+	var config struct {
+		ModelType string `json:"model_type"`
+	}
+	data, err := os.ReadFile(filepath.Join(dir, "config.json"))
+	return err == nil && json.Unmarshal(data, &config) == nil && config.ModelType == "gpt_oss"
+}
+
 // Parse compiles a template given as text. special holds the special tokens that it may print by name (bos_token, eos_token).
 func Parse(source string, special map[string]string) (*Template, error) {
 	return newTemplate(source, "", special)
@@ -127,10 +150,15 @@ func newTemplate(standard, toolUse string, special map[string]string) (*Template
 			template:  template,
 			parts:     loopsOverContent(parts),
 			developer: strings.Contains(c.source, `'developer'`) || strings.Contains(c.source, `"developer"`),
+			content:   strings.Contains(c.source, "content"),
+			strips:    methods.MatchString(c.source),
 		}
 	}
 	return t, nil
 }
+
+// methods are those that take white space off or split at it.
+var methods = regexp.MustCompile(`\.\s*(strip|lstrip|rstrip|split)\s*\(\s*\)`)
 
 // namedTemplates reads the two forms of chat_template in tokenizer_config.json.
 func namedTemplates(data json.RawMessage) (map[string]string, error) {
@@ -206,13 +234,19 @@ func (t *Template) Render(req Request) (prompt string, err error) {
 	if t.toolUse != nil && (vars["tools"].IsList() || c == nil) {
 		c = t.toolUse
 	}
-	list, err := decode(req.Messages)
+	list, err := member("messages", req.Messages)
 	if err != nil {
-		return "", clientError("messages: %s", err)
+		return "", err
 	}
 	messages, err := normalise(list, c)
 	if err != nil {
 		return "", err
+	}
+	final := ""
+	if req.ContinueFinalMessage {
+		if final, err = markFinal(messages, c); err != nil {
+			return "", err
+		}
 	}
 	vars["messages"] = jinja.NewList(messages)
 
@@ -228,10 +262,22 @@ func (t *Template) Render(req Request) (prompt string, err error) {
 	if len(prompt) > maxOutput {
 		return "", clientError("rendered prompt of %d bytes is over the limit of %d", len(prompt), maxOutput)
 	}
+	if c.strips && hasOddSpace(prompt) {
+		return "", ErrUnsure
+	}
 	if req.ContinueFinalMessage {
-		return continueFinal(prompt, messages)
+		return cutFinal(prompt, final)
 	}
 	return prompt, nil
+}
+
+// member parses a member of a request.
+func member(name string, data json.RawMessage) (jinja.Value, error) {
+	v, err := decode(data)
+	if err != nil && !errors.Is(err, ErrUnsure) {
+		err = clientError("%s: %s", name, err)
+	}
+	return v, err
 }
 
 // filters are the ones that rewrite puts in place of the library's, and print for what {{ }} prints.
@@ -254,26 +300,18 @@ func (t *Template) variables(req *Request) (map[string]jinja.Value, error) {
 		vars[ours+name] = filter
 	}
 	vars["tools"], vars["documents"] = jinja.None(), jinja.None()
+	thinking := false // the client said something about it, be it null
 	if len(req.Kwargs) > 0 {
-		kwargs, err := decode(req.Kwargs)
+		kwargs, err := member("chat_template_kwargs", req.Kwargs)
 		if err != nil {
-			return nil, clientError("chat_template_kwargs: %s", err)
+			return nil, err
 		}
 		if !kwargs.IsDict() && !kwargs.IsNone() {
 			return nil, clientError("chat_template_kwargs is not an object")
 		}
 		if kwargs.IsDict() {
-			for _, name := range kwargs.AsDict().Keys {
-				switch name {
-				case "chat_template", "tokenize":
-					return nil, clientError("Found unexpected chat template kwargs from request: {'%s'}", name)
-				case "messages", "conversation":
-					return nil, clientError("chat_template_kwargs must not set %s", name)
-				}
-				if strings.HasPrefix(name, ours) {
-					return nil, clientError("chat_template_kwargs must not set %s", name)
-				}
-				vars[name] = kwargs.AsDict().Data[name]
+			if thinking, err = addKwargs(vars, kwargs.AsDict()); err != nil {
+				return nil, err
 			}
 		}
 	}
@@ -284,9 +322,9 @@ func (t *Template) variables(req *Request) (map[string]jinja.Value, error) {
 		if len(list.data) == 0 {
 			continue
 		}
-		v, err := decode(list.data)
+		v, err := member(list.name, list.data)
 		if err != nil {
-			return nil, clientError("%s: %s", list.name, err)
+			return nil, err
 		}
 		if v.IsNone() {
 			continue
@@ -296,7 +334,7 @@ func (t *Template) variables(req *Request) (map[string]jinja.Value, error) {
 		}
 		vars[list.name] = v
 	}
-	if tools := vars["tools"]; tools.IsList() && len(req.Tools) > 0 {
+	if tools := vars["tools"]; tools.IsList() {
 		normalised, err := normaliseTools(tools.AsList().Items)
 		if err != nil {
 			return nil, err
@@ -306,39 +344,86 @@ func (t *Template) variables(req *Request) (map[string]jinja.Value, error) {
 	vars["add_generation_prompt"] = jinja.NewBool(req.AddGenerationPrompt)
 	if req.ReasoningEffort != "" {
 		vars["reasoning_effort"] = jinja.NewString(req.ReasoningEffort)
-		if _, ok := vars["enable_thinking"]; !ok {
+		if !thinking {
 			vars["enable_thinking"] = jinja.NewBool(req.ReasoningEffort != "none")
 		}
 	}
 	return vars, nil
 }
 
-// continueFinal cuts the prompt behind the last message's content, as transformers does.
-func continueFinal(prompt string, messages []jinja.Value) (string, error) {
-	if len(messages) == 0 {
-		return "", clientError("continue_final_message is set but there are no messages")
+// addKwargs adds the client's chat_template_kwargs; null and "auto" are to vLLM as if they were not there. thinking reports whether
+// enable_thinking is among them all the same.
+func addKwargs(vars map[string]jinja.Value, kwargs *jinja.Dict) (thinking bool, err error) {
+	for _, name := range kwargs.Keys {
+		value := kwargs.Data[name]
+		switch name {
+		case "chat_template", "tokenize":
+			return false, clientError("Found unexpected chat template kwargs from request: {'%s'}", name)
+		case "messages", "conversation":
+			return false, clientError("chat_template_kwargs must not set %s", name)
+		case "enable_thinking":
+			thinking = true
+		}
+		if strings.HasPrefix(name, ours) {
+			return false, clientError("chat_template_kwargs must not set %s", name)
+		}
+		if value.IsNone() || value.IsString() && value.AsString() == "auto" {
+			continue
+		}
+		if name == "tools" { // in place of the request's, and as they stand
+			return false, ErrUnsure
+		}
+		vars[name] = value
 	}
-	content := messages[len(messages)-1].AsDict().Data["content"]
-	if content.IsList() {
-		items := content.AsList().Items
-		content = jinja.NewString("")
-		for i := len(items) - 1; i >= 0; i-- {
-			if items[i].IsDict() && items[i].AsDict().Data["text"].IsString() {
-				content = items[i].AsDict().Data["text"]
+	return thinking, nil
+}
+
+// finalTag is what transformers puts behind the message to continue, to find its end in the prompt.
+const finalTag = "CONTINUE_FINAL_MESSAGE_TAG "
+
+// markFinal puts finalTag behind the last message's content, or its last part of text, and returns what that was.
+func markFinal(messages []jinja.Value, c *compiled) (final string, err error) {
+	if len(messages) == 0 || !c.content {
+		return "", clientError("continue_final_message is set but there is no message to continue")
+	}
+	holder, key := messages[len(messages)-1].AsDict(), "content"
+	if content := holder.Data[key]; content.IsList() {
+		holder, key = nil, "text"
+		for _, part := range slices.Backward(content.AsList().Items) {
+			if part.AsDict().Has(key) {
+				holder = part.AsDict()
 				break
 			}
 		}
+		if holder == nil {
+			return "", clientError("continue_final_message is set but we could not find any text to continue in the final message!")
+		}
 	}
-	final := content.AsString()
-	at := strings.LastIndex(prompt, strings.TrimSpace(final))
-	if at < 0 {
-		return "", clientError("continue_final_message is set but the final message does not appear in the chat after applying the chat template")
-	}
-	left := strings.TrimLeftFunc(final, pythonSpace)
-	if strings.HasPrefix(prompt[at:], final) {
-		return prompt[:at+len(left)], nil
-	}
-	return prompt[:at+len(strings.TrimSpace(final))], nil
+	final = holder.Data[key].AsString()
+	holder.Set(key, jinja.NewString(final+finalTag))
+	return final, nil
 }
 
-func pythonSpace(r rune) bool { return strings.TrimSpace(string(r)) == "" }
+// cutFinal cuts the prompt behind the last message's content, as transformers does.
+func cutFinal(prompt, final string) (string, error) {
+	at := strings.LastIndex(prompt, strings.TrimSpace(finalTag))
+	if at < 0 || !strings.Contains(prompt, strings.TrimFunc(final, pythonSpace)) {
+		return "", clientError("continue_final_message is set but the final message does not appear in the chat after applying the chat template")
+	}
+	if strings.HasPrefix(prompt[at:], finalTag) {
+		return prompt[:at], nil
+	}
+	return strings.TrimRightFunc(prompt[:at], pythonSpace), nil
+}
+
+// pythonSpace reports whether Python takes r for white space: it has four control characters more than Go.
+func pythonSpace(r rune) bool { return unicode.IsSpace(r) || 0x1c <= r && r <= 0x1f }
+
+func hasOddSpace(s string) bool {
+	for c := byte(0x1c); c <= 0x1f; c++ {
+		if strings.IndexByte(s, c) >= 0 {
+			return true
+		}
+	}
+	return false
+}

@@ -55,6 +55,12 @@ func TestLoad(t *testing.T) {
 			t.Errorf("%s with tools: got %q, error %v; want %q", c.name, got, err, c.tool)
 		}
 	}
+	dir := t.TempDir()
+	write(t, dir, "chat_template.jinja", "F")
+	write(t, dir, "config.json", `{"model_type": "gpt_oss"}`)
+	if _, err := chat.Load(dir); !errors.Is(err, chat.ErrNoTemplate) {
+		t.Errorf("gpt-oss: got error %v, want ErrNoTemplate", err)
+	}
 	for name, config := range map[string]string{
 		"broken JSON":     `{`,
 		"wrong type":      `{"chat_template": 3}`,
@@ -103,7 +109,7 @@ func TestErrors(t *testing.T) {
 		{"both prompt and continue", chat.Request{Messages: json.RawMessage(hi), AddGenerationPrompt: true, ContinueFinalMessage: true}, "Cannot set both"},
 		{"template raises", chat.Request{Messages: json.RawMessage(`[{"role":"narrator","content":"x"}]`)}, "Unknown role: narrator"},
 		{"not UTF-8", chat.Request{Messages: json.RawMessage("[{\"role\":\"user\",\"content\":\"\xff\"}]")}, "UTF-8"},
-		{"continue nothing", chat.Request{Messages: json.RawMessage(`[]`), ContinueFinalMessage: true}, "no messages"},
+		{"continue nothing", chat.Request{Messages: json.RawMessage(`[]`), ContinueFinalMessage: true}, "no message"},
 	} {
 		got, err := tmpl.Render(c.req)
 		var ce *chat.Error

@@ -3,7 +3,6 @@ package chat
 import (
 	"fmt"
 	"strings"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/ardanlabs/jinja"
@@ -104,5 +103,5 @@ func trim(args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error
 	if ok && chars.IsString() {
 		return jinja.NewString(strings.Trim(text.AsString(), chars.AsString())), nil
 	}
-	return jinja.NewString(strings.TrimFunc(text.AsString(), unicode.IsSpace)), nil
+	return jinja.NewString(strings.TrimFunc(text.AsString(), pythonSpace)), nil
 }

@@ -3,6 +3,7 @@ package chat
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"math/bits"
 	"strconv"
 	"strings"
@@ -16,12 +17,20 @@ import (
 const maxDepth = 64
 
 // decode parses JSON into template values. Objects keep the order of their keys, which tojson shows to the model; of equal keys
-// the first place and the last value stand, as in Python. encoding/json can do neither.
+// the first place and the last value stand, as in Python. encoding/json can do neither. The error is ErrUnsure for a value that
+// Python has and the template library has not.
 func decode(data json.RawMessage) (jinja.Value, error) {
 	if !utf8.Valid(data) {
 		return jinja.Value{}, fmt.Errorf("not valid UTF-8")
 	}
-	d := decoder{s: string(data)}
+	return decoder{s: string(data)}.all()
+}
+
+// decodePython parses text as Python's json.loads does: with NaN and Infinity, and deeper than we bound what a client sends, which is
+// ErrUnsure. s is valid UTF-8.
+func decodePython(s string) (jinja.Value, error) { return decoder{s: s, python: true}.all() }
+
+func (d decoder) all() (jinja.Value, error) {
 	v, err := d.value(0)
 	if err != nil {
 		return jinja.Value{}, err
@@ -34,8 +43,9 @@ func decode(data json.RawMessage) (jinja.Value, error) {
 }
 
 type decoder struct {
-	s string
-	i int
+	s      string
+	i      int
+	python bool
 }
 
 func (d *decoder) unexpected() error {
@@ -68,6 +78,9 @@ func (d *decoder) accept(c byte) bool {
 
 func (d *decoder) value(depth int) (jinja.Value, error) {
 	if depth > maxDepth {
+		if d.python {
+			return jinja.Value{}, ErrUnsure
+		}
 		return jinja.Value{}, fmt.Errorf("JSON is nested deeper than %d", maxDepth)
 	}
 	d.blank()
@@ -85,10 +98,11 @@ func (d *decoder) value(depth int) (jinja.Value, error) {
 	case c == '-' || '0' <= c && c <= '9':
 		return d.number()
 	}
-	for _, word := range []struct {
-		text  string
-		value jinja.Value
-	}{{"null", jinja.None()}, {"true", jinja.NewBool(true)}, {"false", jinja.NewBool(false)}} {
+	words := words
+	if !d.python {
+		words = words[:jsonWords]
+	}
+	for _, word := range words {
 		if strings.HasPrefix(d.s[d.i:], word.text) {
 			d.i += len(word.text)
 			return word.value, nil
@@ -96,6 +110,17 @@ func (d *decoder) value(depth int) (jinja.Value, error) {
 	}
 	return jinja.Value{}, d.unexpected()
 }
+
+// words are JSON's own, then Python's.
+var words = []struct {
+	text  string
+	value jinja.Value
+}{
+	{"null", jinja.None()}, {"true", jinja.NewBool(true)}, {"false", jinja.NewBool(false)},
+	{"NaN", jinja.NewFloat(math.NaN())}, {"Infinity", jinja.NewFloat(math.Inf(1))},
+}
+
+const jsonWords = 3
 
 func (d *decoder) object(depth int) (jinja.Value, error) {
 	v := jinja.NewDict()
@@ -151,7 +176,8 @@ func (d *decoder) array(depth int) (jinja.Value, error) {
 	}
 }
 
-// number keeps integers and floats apart, as Python does and tojson shows. An integer beyond 64 bits becomes a float.
+// number keeps integers and floats apart, as Python does and tojson shows. An integer beyond 64 bits, which Python has too, is
+// ErrUnsure.
 func (d *decoder) number() (jinja.Value, error) {
 	start := d.i
 	digits := func() bool {
@@ -163,6 +189,10 @@ func (d *decoder) number() (jinja.Value, error) {
 	}
 	if d.s[d.i] == '-' {
 		d.i++
+		if d.python && strings.HasPrefix(d.s[d.i:], "Infinity") {
+			d.i += len("Infinity")
+			return jinja.NewFloat(math.Inf(-1)), nil
+		}
 	}
 	if d.i < len(d.s) && d.s[d.i] == '0' {
 		d.i++
@@ -189,9 +219,11 @@ func (d *decoder) number() (jinja.Value, error) {
 	}
 	text := d.s[start:d.i]
 	if !float {
-		if n, err := strconv.ParseInt(text, 10, 64); err == nil {
-			return jinja.NewInt(n), nil
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return jinja.Value{}, ErrUnsure
 		}
+		return jinja.NewInt(n), nil
 	}
 	f, _ := strconv.ParseFloat(text, 64) // out of range is infinity, as in Python
 	return jinja.NewFloat(f), nil
@@ -281,6 +313,8 @@ func (d *decoder) escaped(start int) (string, error) {
 				}
 				if r = utf16.DecodeRune(r, second); ok && r != utf8.RuneError {
 					d.i += 6
+				} else if d.python { // a string with half a character, which has no UTF-8
+					return "", ErrUnsure
 				}
 			}
 			b.WriteRune(r) // a lone surrogate is U+FFFD

@@ -1,7 +1,8 @@
 package chat
 
 import (
-	"encoding/json"
+	"errors"
+	"slices"
 	"strings"
 
 	"github.com/ardanlabs/jinja"
@@ -25,7 +26,11 @@ func normalise(list jinja.Value, c *compiled) ([]jinja.Value, error) {
 			return nil, clientError("messages[%d].role is not a string", i)
 		}
 		role := in.Data["role"].AsString()
-		content, err := normaliseContent(in.Data["content"], c.parts, i)
+		text := in.Data["content"]
+		if role == "system" {
+			text = withoutBilling(text)
+		}
+		content, err := normaliseContent(text, c.parts, i)
 		if err != nil {
 			return nil, err
 		}
@@ -50,11 +55,16 @@ func normalise(list jinja.Value, c *compiled) ([]jinja.Value, error) {
 			if id, ok := in.Get("tool_call_id"); ok {
 				out.Set("tool_call_id", id)
 			}
+			if content.IsList() && onlyText(content.AsList().Items) { // templates want text of tools whatever they want of others
+				out.Set("content", jinja.NewString(flatten(content)))
+			}
 		case "developer":
 			developer = true
 		}
-		if in.Data["name"].IsString() {
-			out.Set("name", in.Data["name"])
+		for _, name := range []string{"name", "task"} {
+			if in.Data[name].IsString() {
+				out.Set(name, in.Data[name])
+			}
 		}
 		if role == "developer" && c.developer {
 			tools := in.Data["tools"]
@@ -97,11 +107,14 @@ func normaliseContent(content jinja.Value, wantParts bool, message int) (jinja.V
 		}
 		switch {
 		case absent(text):
-		case wantParts && part.IsDict():
-			list = append(list, textPart(text))
-		case text.AsString() == "": // vLLM drops these
+		case wantParts && isReference(part):
+			v := jinja.NewDict()
+			v.AsDict().Set("type", jinja.NewString(toolReference))
+			v.AsDict().Set("name", text)
+			list = append(list, v)
 		case wantParts:
-			list = append(list, text)
+			list = append(list, withMore(textPart(text), part))
+		case text.AsString() == "": // vLLM drops these
 		default:
 			texts = append(texts, text.AsString())
 		}
@@ -110,6 +123,76 @@ func normaliseContent(content jinja.Value, wantParts bool, message int) (jinja.V
 		return jinja.NewList(list), nil
 	}
 	return jinja.NewString(strings.Join(texts, "\n")), nil
+}
+
+// billingHeader starts a line that Claude Code puts before its system prompt, with a value that is new in every request. vLLM drops
+// the line, as else no prompt would begin like another.
+const billingHeader = "x-anthropic-billing-header"
+
+// withoutBilling returns a system message's content without such lines.
+func withoutBilling(content jinja.Value) jinja.Value {
+	strip := func(text jinja.Value) (rest jinja.Value, found bool) {
+		if !text.IsString() || !strings.HasPrefix(text.AsString(), billingHeader) {
+			return text, false
+		}
+		_, after, _ := strings.Cut(text.AsString(), "\n")
+		return jinja.NewString(after), true
+	}
+	if rest, found := strip(content); found {
+		if rest.AsString() == "" {
+			return jinja.NewList(nil)
+		}
+		return rest
+	}
+	if !content.IsList() {
+		return content
+	}
+	parts := make([]jinja.Value, 0, content.AsList().Len())
+	for _, part := range content.AsList().Items {
+		rest, found := strip(part)
+		if part.IsDict() && part.AsDict().Data["type"].IsString() && part.AsDict().Data["type"].AsString() == "text" {
+			if rest, found = strip(part.AsDict().Data["text"]); found {
+				part.AsDict().Set("text", rest)
+			}
+		} else if found {
+			part = rest
+		}
+		if !found || rest.AsString() != "" {
+			parts = append(parts, part)
+		}
+	}
+	return jinja.NewList(parts)
+}
+
+// toolReference is the type of a part that names a tool, for the template to write out.
+const toolReference = "tool_reference"
+
+func isReference(part jinja.Value) bool {
+	if !part.IsDict() {
+		return false
+	}
+	kind := part.AsDict().Data["type"]
+	return kind.IsString() && kind.AsString() == toolReference
+}
+
+func onlyText(parts []jinja.Value) bool { return !slices.ContainsFunc(parts, isReference) }
+
+// withMore adds what the client put into a part beyond what vLLM knows there, such as cache_control: vLLM hands it on.
+func withMore(to, part jinja.Value) jinja.Value {
+	if part.IsDict() {
+		for _, key := range part.AsDict().Keys {
+			if !slices.Contains(partFields, key) {
+				to.AsDict().Set(key, part.AsDict().Data[key])
+			}
+		}
+	}
+	return to
+}
+
+// partFields are the members of content parts of all types that vLLM knows.
+var partFields = []string{
+	"audio_embeds", "audio_url", "closed", "data", "file", "image_embeds", "image_pil", "image_url", "input_audio", "name", "prompt_cache_breakpoint",
+	"refusal", "text", "thinking", "type", "uuid", "video_embeds", "video_url",
 }
 
 func textPart(text jinja.Value) jinja.Value {
@@ -142,6 +225,8 @@ func partText(part jinja.Value, message int) (jinja.Value, error) {
 		name = "text"
 	case "refusal", "thinking":
 		name = kind
+	case toolReference:
+		name = "name"
 	case "image_url", "input_image", "image_pil", "image_embeds", "audio_url", "audio_embeds", "input_audio", "video_url":
 		return part, ErrMedia
 	default:
@@ -155,7 +240,8 @@ func partText(part jinja.Value, message int) (jinja.Value, error) {
 }
 
 // toolCalls sets the assistant's tool calls in out, with arguments as objects. An empty list is left out. Arguments that are no JSON
-// object become an empty one, so that one bad turn in a conversation does not break all later ones.
+// object become an empty one, so that one bad turn in a conversation does not break all later ones. Members are in the order of
+// vLLM's request model, which shows where a template prints a whole call.
 func toolCalls(out *jinja.Dict, calls jinja.Value, message int) error {
 	if absent(calls) {
 		return nil
@@ -163,6 +249,7 @@ func toolCalls(out *jinja.Dict, calls jinja.Value, message int) error {
 	if !calls.IsList() {
 		return clientError("messages[%d].tool_calls is not a list", message)
 	}
+	list := make([]jinja.Value, 0, calls.AsList().Len())
 	for _, call := range calls.AsList().Items {
 		if !call.IsDict() || !call.AsDict().Data["function"].IsDict() {
 			return clientError("assistant tool_calls entries must be objects of type 'function'")
@@ -173,7 +260,10 @@ func toolCalls(out *jinja.Dict, calls jinja.Value, message int) error {
 		function := call.AsDict().Data["function"].AsDict()
 		arguments := function.Data["arguments"]
 		if arguments.IsString() {
-			parsed, err := decode(json.RawMessage(arguments.AsString()))
+			parsed, err := decodePython(arguments.AsString())
+			if errors.Is(err, ErrUnsure) {
+				return err
+			}
 			if err != nil {
 				parsed = jinja.None()
 			}
@@ -183,11 +273,26 @@ func toolCalls(out *jinja.Dict, calls jinja.Value, message int) error {
 			arguments = jinja.NewDict()
 		}
 		function.Set("arguments", arguments)
+		call.AsDict().Set("function", ordered(function, "arguments", "name"))
+		call.AsDict().Set("type", jinja.NewString("function"))
+		list = append(list, ordered(call.AsDict(), "id", "function", "type"))
 	}
-	if calls.AsList().Len() > 0 {
-		out.Set("tool_calls", calls)
+	if len(list) > 0 {
+		out.Set("tool_calls", jinja.NewList(list))
 	}
 	return nil
+}
+
+// ordered returns d with the named keys first, where it has them.
+func ordered(d *jinja.Dict, keys ...string) jinja.Value {
+	v := jinja.NewDict()
+	out := v.AsDict()
+	for _, key := range append(keys, d.Keys...) {
+		if value, ok := d.Get(key); ok {
+			out.Set(key, value)
+		}
+	}
+	return v
 }
 
 // mergeSystem makes developer messages system ones and, where a system message is not the first, merges all into one at the front.
@@ -235,8 +340,9 @@ func flatten(content jinja.Value) string {
 	return strings.Join(texts, "\n")
 }
 
-// normaliseTools gives tools the order of fields and the defaults of vLLM's request model, which reach the prompt through tojson:
-// type, then function with name, description and parameters (null if absent), then whatever else the client sent.
+// normaliseTools gives tools the members that vLLM's request model has, in its order and with its defaults, which all reach the
+// prompt through tojson: type, then function with name, description and parameters (null if absent), then strict and
+// defer_loading where they are set. Others it drops.
 func normaliseTools(tools []jinja.Value) ([]jinja.Value, error) {
 	out := make([]jinja.Value, 0, len(tools))
 	for i, tool := range tools {
@@ -244,39 +350,40 @@ func normaliseTools(tools []jinja.Value) ([]jinja.Value, error) {
 			return nil, clientError("tools[%d] is not an object", i)
 		}
 		in := tool.AsDict()
-		function := in.Data["function"]
-		if !function.IsDict() || !function.AsDict().Data["name"].IsString() {
-			return nil, clientError("tools[%d].function has no name", i)
-		}
-		f := ordered(function.AsDict(), "name", "description", "parameters")
-		t := ordered(in, "type", "function")
-		t.AsDict().Set("function", f)
-		switch kind := t.AsDict().Data["type"]; {
-		case absent(kind):
-			t.AsDict().Set("type", jinja.NewString("function"))
-		case !kind.IsString() || kind.AsString() != "function":
+		if kind := in.Data["type"]; !kind.IsUndefined() && (!kind.IsString() || kind.AsString() != "function") {
 			return nil, clientError("tools[%d].type is not 'function'", i)
 		}
-		out = append(out, t)
+		if !in.Data["function"].IsDict() || !in.Data["function"].AsDict().Data["name"].IsString() {
+			return nil, clientError("tools[%d].function has no name", i)
+		}
+		from := in.Data["function"].AsDict()
+		function, whole := jinja.NewDict(), jinja.NewDict()
+		for _, key := range []string{"name", "description", "parameters"} {
+			value := from.Data[key]
+			if value.IsUndefined() {
+				value = jinja.None()
+			}
+			function.AsDict().Set(key, value)
+		}
+		whole.AsDict().Set("type", jinja.NewString("function"))
+		whole.AsDict().Set("function", function)
+		if strict := from.Data["strict"]; !absent(strict) {
+			if !strict.IsBool() { // vLLM takes "yes" and 1 as well
+				return nil, ErrUnsure
+			}
+			function.AsDict().Set("strict", strict)
+		}
+		late := from.Data["defer_loading"]
+		if mine := in.Data["defer_loading"]; !absent(mine) {
+			whole.AsDict().Set("defer_loading", mine)
+			if absent(late) {
+				late = mine
+			}
+		}
+		if !absent(late) {
+			function.AsDict().Set("defer_loading", late)
+		}
+		out = append(out, whole)
 	}
 	return out, nil
-}
-
-// ordered returns d with the named keys first, none where it lacks them.
-func ordered(d *jinja.Dict, keys ...string) jinja.Value {
-	v := jinja.NewDict()
-	out := v.AsDict()
-	for _, key := range keys {
-		value, ok := d.Get(key)
-		if !ok {
-			value = jinja.None()
-		}
-		out.Set(key, value)
-	}
-	for _, key := range d.Keys {
-		if !out.Has(key) {
-			out.Set(key, d.Data[key])
-		}
-	}
-	return v
 }

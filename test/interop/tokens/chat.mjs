@@ -40,15 +40,22 @@ function parseArguments(a) {
   }
 }
 
+function toolCall({ id, function: { arguments: a, name, ...moreFunction }, ...more }) {
+  return { id, function: { arguments: parseArguments(a), name, ...moreFunction }, type: "function", ...more };
+}
+
 function conversation(messages, wantParts) {
   let all = messages.map((m) => {
     const n = { role: m.role, content: content(m.content, wantParts) };
     if (m.role === "assistant") {
-      if (m.tool_calls?.length) n.tool_calls = m.tool_calls.map((c) => ({ ...c, function: { ...c.function, arguments: parseArguments(c.function.arguments) } }));
+      if (m.tool_calls?.length) n.tool_calls = m.tool_calls.map(toolCall);
       const reasoning = m.reasoning ?? m.reasoning_content;
       if (reasoning != null) n.reasoning = n.reasoning_content = reasoning;
     }
-    if (m.role === "tool") n.tool_call_id = m.tool_call_id;
+    if (m.role === "tool") {
+      n.tool_call_id = m.tool_call_id;
+      if (wantParts) n.content = n.content.map((p) => p.text).join("\n");
+    }
     if (m.name) n.name = m.name;
     return n;
   });
@@ -62,8 +69,18 @@ function conversation(messages, wantParts) {
   return all;
 }
 
-function tool({ type, function: { name, description, parameters, ...moreFunction }, ...more }) {
-  return { type, function: { name, description: description ?? null, parameters: parameters ?? null, ...moreFunction }, ...more };
+function tool({ function: { name, description, parameters, strict } }) {
+  return { type: "function", function: { name, description: description ?? null, parameters: parameters ?? null, ...(strict != null && { strict }) } };
+}
+
+const tag = "CONTINUE_FINAL_MESSAGE_TAG ";
+
+// mark puts the tag behind the last message's text, in a copy.
+function mark(messages) {
+  const last = { ...messages.at(-1) };
+  if (typeof last.content === "string") last.content += tag;
+  else last.content = last.content.map((p, i, all) => (i === all.length - 1 ? { ...p, text: p.text + tag } : p));
+  return [...messages.slice(0, -1), last];
 }
 
 for (const [name, t] of Object.entries(templates)) {
@@ -72,21 +89,20 @@ for (const [name, t] of Object.entries(templates)) {
   for (const { name: test, only, request: r } of cases) {
     if (only && !only.includes(name)) continue;
     const messages = conversation(r.messages, t.parts);
-    const vars = { ...t.special, tools: r.tools?.map(tool) ?? null, documents: r.documents ?? null, ...r.chat_template_kwargs, messages };
+    const kwargs = Object.fromEntries(Object.entries(r.chat_template_kwargs ?? {}).filter(([, v]) => v !== null && v !== "auto"));
+    const vars = { ...t.special, tools: r.tools?.map(tool) ?? null, documents: r.documents ?? null, ...kwargs, messages };
+    if (r.continue_final_message) vars.messages = mark(messages);
     vars.add_generation_prompt = r.add_generation_prompt ?? false;
     if (r.reasoning_effort) {
       vars.reasoning_effort = r.reasoning_effort;
-      vars.enable_thinking ??= r.reasoning_effort !== "none";
+      if (!("enable_thinking" in (r.chat_template_kwargs ?? {}))) vars.enable_thinking = r.reasoning_effort !== "none";
     }
     let prompt = null;
     try {
       prompt = template.render(vars);
       if (r.continue_final_message) {
-        const last = messages.at(-1).content;
-        const text = typeof last === "string" ? last : last.at(-1).text;
-        const at = prompt.lastIndexOf(text.trim());
-        const kept = prompt.startsWith(text, at) ? text.trimStart() : text.trim();
-        prompt = prompt.slice(0, at + kept.length);
+        const at = prompt.lastIndexOf(tag.trim());
+        prompt = prompt.startsWith(tag, at) ? prompt.slice(0, at) : prompt.slice(0, at).trimEnd();
       }
     } catch {
       // The golden says null.
