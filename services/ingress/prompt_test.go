@@ -243,7 +243,7 @@ func TestWorkerTokenizes(t *testing.T) {
 		b, _ := io.ReadAll(r.Body)
 		got.Store(string(b))
 		_, _ = io.WriteString(w, `{"count":40,"max_model_len":4096,"tokens":`+text+`}`)
-	}}
+	}, render: refuses(403, `{"error":{"message":"Scale-out endpoints are disabled.","type":"PermissionDeniedError","param":null,"code":403}}`)}
 	e := startAsked(t, a, nil)
 	for range 3 {
 		e.post(chatPath, `{"model":"chat","messages":[{"role":"user","content":"x"}],"tools":[{"type":"function"}],"chat_template_kwargs":{"a":1},"reasoning_effort":"low","add_generation_prompt":false}`)

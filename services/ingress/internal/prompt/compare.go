@@ -2,7 +2,6 @@ package prompt
 
 import (
 	"context"
-	"net/http"
 	"slices"
 
 	"github.com/kinference/kinference/internal/openai"
@@ -37,8 +36,7 @@ func (m *Maker) Compare(ctx context.Context, r *openai.Request, p *catalog.Profi
 			return Same, nil
 		case err == nil:
 			return Differs, nil
-		// A key guards /v1 of vLLM, but not /tokenize.
-		case lacking(status) || status == http.StatusUnauthorized || status == http.StatusForbidden:
+		case lacking(status):
 			continue
 		case status >= 400 && status < 500:
 			return Silent, nil

@@ -89,9 +89,15 @@ func (a *asker) failed(mode Mode, lacks bool, retry time.Duration) bool {
 	return true
 }
 
-// lacking tells from its status that a worker has no such route.
+// lacking tells from its status that a worker has no such route, or none for us:
+// vLLM answers its render route 403 unless it runs with --enable-scale-out, and
+// its key guards /v1 but not /tokenize.
 func lacking(status int) bool {
-	return status == http.StatusNotFound || status == http.StatusMethodNotAllowed
+	switch status {
+	case http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusUnauthorized, http.StatusForbidden:
+		return true
+	}
+	return false
 }
 
 // query asks one worker. status is 0 when there was no answer.
