@@ -67,6 +67,7 @@ type Engine struct {
 // They end with the test.
 func Start(tb testing.TB, env Env, options ...Options) []*Engine {
 	tb.Helper()
+	lock(tb)
 	engines := make([]*Engine, len(options))
 	for i, o := range options {
 		if o.Name == "" {
