@@ -5,7 +5,7 @@ MODULES := proto api internal services/accounting services/classifier services/i
 SERVICES := ingress router kvtracker limiter classifier accounting
 TOOLS := bin/.tools
 
-.PHONY: help build demo dev test test-go interop bench bench-quick fuzz generate lint check tidy clean
+.PHONY: help build demo dev test test-go interop bench bench-quick bench-vllm fuzz generate lint check tidy clean
 
 help: ## List the targets.
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ bench: build ## Run all benchmarks and rewrite docs/benchmarks.
 bench-quick: build ## Write out/bench.json in at most a minute.
 	@mkdir -p out
 	bin/kinbench quick --out out
+
+bench-vllm: ## Measure on real vLLM engines with GuideLLM; rewrites docs/benchmarks/vllm.md.
+	scripts/bench-vllm.sh
 
 fuzz: ## Run every fuzz target for FUZZTIME (default 60s).
 	scripts/fuzz.sh $(or $(FUZZTIME),60s)
