@@ -83,9 +83,34 @@ func ContextLength(maxModelLen, output, prompt int) Error {
 		"or the number of requested output tokens. (parameter=input_tokens, value=%d)", maxModelLen, output, prompt, output+prompt, prompt))
 }
 
-// ModelNotFound is a 404 for an unknown model.
-func ModelNotFound(model string) Error {
-	return newError(http.StatusNotFound, "NotFoundError", "model", fmt.Sprintf("The model `%s` does not exist.", model))
+// PromptLength is ContextLength as 0.32 says it, which shortens an output that
+// does not fit: the prompt alone is too long. All arguments are in tokens.
+func PromptLength(maxModelLen, prompt int) Error {
+	atLeast := ""
+	if prompt == maxModelLen+1 { // where tokenisation stops
+		atLeast = "at least "
+	}
+	return BadRequest("input_tokens", fmt.Sprintf("This model's maximum context length is %d tokens. However, your prompt contains %s%d input tokens, "+
+		"which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value=%d)",
+		maxModelLen, atLeast, prompt, prompt))
+}
+
+// ContextChars is a 400 for a prompt of so many characters that tokenisation
+// is not even tried, in 0.32's words.
+func ContextChars(maxModelLen, chars, limit int) Error {
+	return BadRequest("input_text", fmt.Sprintf("This model's maximum context length is %d tokens. However, your prompt contains %d characters "+
+		"(more than %d characters, which is the upper bound for %d input tokens). Please reduce the length of the input prompt. (parameter=input_text, value=%d)",
+		maxModelLen, chars, limit, maxModelLen, chars))
+}
+
+// ModelNotFound is a 404 for an unknown model. 0.32 lists the aliases of its
+// model.
+func ModelNotFound(model string, aliases ...string) Error {
+	message := fmt.Sprintf("The model `%s` does not exist.", model)
+	if len(aliases) > 0 {
+		message += " Valid aliases: " + strings.Join(aliases, ", ") + "."
+	}
+	return newError(http.StatusNotFound, "NotFoundError", "model", message)
 }
 
 // NotImplemented is a 501.
