@@ -93,7 +93,7 @@ type Decimal string
 
 // Float returns the amount for comparing; 0 when it is empty or malformed.
 func (d Decimal) Float() float64 {
-	f, _ := strconv.ParseFloat(string(d), 64) //nolint:errcheck // 0 then, as said
+	f, _ := strconv.ParseFloat(string(d), 64)
 	return f
 }
 

@@ -29,7 +29,7 @@ func (c *compiler) compileBackends() {
 			}
 			owners[key] = o
 		}
-		b := c.compileBackend(o, spec, path)
+		b := c.compileBackend(o, spec)
 		if !o.bad {
 			c.catalog.Backends = append(c.catalog.Backends, b)
 		}
@@ -37,7 +37,7 @@ func (c *compiler) compileBackends() {
 	byName(c.catalog.Backends, func(b *Backend) string { return b.Name })
 }
 
-func (c *compiler) compileBackend(o *object, spec *v1alpha1.GatewayBackendSpec, path string) *Backend {
+func (c *compiler) compileBackend(o *object, spec *v1alpha1.GatewayBackendSpec) *Backend {
 	b := &Backend{Name: o.id(), Spec: spec, Body: defaultBody, Headers: defaultHeaders, Idle: defaultIdle, Total: defaultGatewayTotal}
 	name := spec.PoolRef.Name
 	b.Pool = c.pools[o.GetNamespace()+"/"+string(name)]

@@ -59,7 +59,10 @@ func ValidateObject(obj Object, others []Object) Problems {
 	checked := one.objects[0]
 	all := &parser{}
 	for _, other := range others {
-		if kind := kindOf(other); kind != checked.kind || objectID(other) != checked.id() {
+		// Resources refer to their own namespace; only hosts are shared by all.
+		kind := kindOf(other)
+		near := other.GetNamespace() == checked.GetNamespace() || checked.kind == v1alpha1.KindGatewayBackend && kind == checked.kind
+		if near && (kind != checked.kind || objectID(other) != checked.id()) {
 			all.objects = append(all.objects, &object{Object: other, kind: kind, report: func(Problem) {}})
 		}
 	}

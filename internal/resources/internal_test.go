@@ -58,6 +58,29 @@ func definitions(t testing.TB) []file {
 	return out
 }
 
+// Names do not collide with those of the Gateway API inference extension, whose
+// InferencePool has the short name infpool.
+func TestShortNames(t *testing.T) {
+	seen := map[string]bool{"infpool": true, "inferencepool": true}
+	for _, f := range definitions(t) {
+		var doc yaml.Node
+		if err := yaml.Unmarshal(f.data, &doc); err != nil {
+			t.Fatal(err)
+		}
+		names := child(child(doc.Content[0], "spec"), "names")
+		short, categories := child(names, "shortNames").Content, child(names, "categories").Content
+		if len(short) != 1 || seen[short[0].Value] || len(categories) != 1 || categories[0].Value != "kinference" {
+			t.Errorf("%s: short names %v", f.name, short)
+			continue
+		}
+		seen[short[0].Value] = true
+		version := child(child(doc.Content[0], "spec"), "versions").Content[0]
+		if child(version, "subresources").Kind != yaml.MappingNode || len(child(version, "additionalPrinterColumns").Content) < 3 {
+			t.Errorf("%s: no status or columns", f.name)
+		}
+	}
+}
+
 // The chart installs what the binaries check by.
 func TestChartHasTheSameDefinitions(t *testing.T) {
 	for _, f := range definitions(t) {

@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 )
 
 // Bounds of what is read. They keep a wrong path from filling the memory.
@@ -55,11 +58,23 @@ func digest(files []file) [sha256.Size]byte {
 }
 
 func (o Options) compileFiles(files []file) (*Catalog, Problems) {
-	p := &parser{}
-	for _, f := range files {
-		p.file(f)
+	parsers := make([]*parser, len(files))
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range min(len(files), runtime.GOMAXPROCS(0)) {
+		wg.Go(func() {
+			for i := next.Add(1) - 1; i < int64(len(files)); i = next.Add(1) - 1 {
+				parsers[i] = &parser{}
+				parsers[i].file(files[i])
+			}
+		})
 	}
-	return o.finish(p)
+	wg.Wait()
+	all := &parser{}
+	for _, p := range parsers {
+		all.add(p)
+	}
+	return o.finish(all)
 }
 
 func badFile(name, format string, args ...any) Problems {

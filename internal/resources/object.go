@@ -98,6 +98,17 @@ func (p *parser) report(pr Problem) {
 	}
 }
 
+// add takes over what another parser has found.
+func (p *parser) add(other *parser) {
+	for _, o := range other.objects {
+		o.report = p.report
+	}
+	p.objects = append(p.objects, other.objects...)
+	for _, pr := range other.problems {
+		p.report(pr)
+	}
+}
+
 func (p *parser) file(f file) {
 	dec := yaml.NewDecoder(bytes.NewReader(f.data))
 	for {
