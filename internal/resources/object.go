@@ -221,11 +221,7 @@ func decode(kind string, root map[string]any, fail func(field, msg string)) Obje
 		return nil
 	}
 	o := kinds[kind]()
-	raw, err := json.Marshal(root)
-	if err == nil {
-		err = json.Unmarshal(raw, o)
-	}
-	if err != nil { // a time stamp in metadata, say
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(root, o); err != nil { // a time stamp in metadata, say
 		c.failf("", "%v", err)
 		return nil
 	}
