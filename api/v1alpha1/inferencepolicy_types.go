@@ -44,6 +44,12 @@ type InferencePolicySpec struct {
 	OnUnclassified *OnUnclassified `json:"onUnclassified,omitempty"`
 	// DryRun records what the policy would do and changes nothing.
 	DryRun bool `json:"dryRun,omitempty"`
+	// Limits hold for the requests that their matches select.
+	//
+	// +kubebuilder:validation:MaxItems=32
+	// +listType=map
+	// +listMapKey=name
+	Limits []PolicyLimit `json:"limits,omitempty"`
 	// CustomTags are further tags for the classifier.
 	//
 	// +kubebuilder:validation:MaxItems=64
@@ -235,6 +241,15 @@ const (
 	EndpointMessages        APIEndpoint = "Messages"
 	EndpointEmbeddings      APIEndpoint = "Embeddings"
 )
+
+// PolicyLimit is a limit on the requests that Matches select.
+type PolicyLimit struct {
+	Limit `json:",inline"`
+	// Matches are ORed. Absent: every request.
+	//
+	// +kubebuilder:validation:MaxItems=32
+	Matches []RequestMatch `json:"matches,omitempty"`
+}
 
 // RejectAction refuses a request.
 type RejectAction struct {

@@ -133,6 +133,11 @@ func Compile(p *v1alpha1.InferencePolicy) (*Policy, []Fault) {
 			out.Targets = append(out.Targets, t.Name)
 		}
 	}
+	for i := range p.Spec.Limits {
+		for j := range p.Spec.Limits[i].Matches {
+			c.match(fmt.Sprintf("spec.limits[%d].matches[%d]", i, j), &p.Spec.Limits[i].Matches[j])
+		}
+	}
 	c.atMost("spec.rules", len(p.Spec.Rules), maxRules)
 	names := map[string]bool{}
 	for i := range p.Spec.Rules {

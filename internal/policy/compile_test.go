@@ -68,6 +68,7 @@ func TestFaults(t *testing.T) {
 		{`customTags: [ { name: a, any: [ { keywords: [ x ], regex: y } ] } ]`, "spec.customTags[0].any[0]", "one of the two"},
 		{`customTags: [ { name: a, any: [ { regex: "(" } ] } ]`, "spec.customTags[0].any[0].regex", "missing closing )"},
 		{`customTags: [ { name: a, any: [ { keywords: [ "" ] } ] } ]`, "spec.customTags[0].any[0].keywords", "found everywhere"},
+		{`limits: [ { name: a, requests: 1, window: 1m, matches: [ { qos: gold } ] } ]`, "spec.limits[0].matches[0].qos", "want interactive"},
 		{`onUnclassified: { assumePresent: [ "Pii" ] }`, "spec.onUnclassified.assumePresent[0]", "is no tag"},
 	} {
 		p, faults := policy.Compile(spec(t, c.spec))
