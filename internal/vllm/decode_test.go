@@ -226,7 +226,7 @@ func TestAppendBatch(t *testing.T) {
 		batch   vllm.Batch
 		want    string
 	}{
-		{"v0.25", vllm.V0_25, ref, wireMap},
+		{"v0.26", vllm.V0_26, ref, wireMap},
 		{"v0.24", vllm.V0_24, ref, wireMap},
 		{"v0.23", vllm.V0_23, ref, wireArray},
 		{"v0.10", vllm.V0_10, stored, wireV010},
@@ -253,20 +253,26 @@ func TestRoundTrip(t *testing.T) {
 	removed := event(vllm.BlockRemoved, func(e *vllm.Event) {
 		e.Hashes, e.Medium, e.Group, e.Locality, e.RemainingCopies = []uint64{9}, "GPU", 1, "LOCAL", []int{2}
 	})
-	for _, v := range []vllm.Version{vllm.V0_10, vllm.V0_19, vllm.V0_23, vllm.V0_24, vllm.V0_25} {
+	for _, v := range versions {
 		t.Run(v.String(), func(t *testing.T) {
 			want := vllm.Batch{TS: 2.25, Rank: -1, Events: []vllm.Event{full, removed, event(vllm.AllBlocksCleared, nil)}}
 			s, r := &want.Events[0], &want.Events[1]
-			if v == vllm.V0_10 {
-				s.Medium, s.LoRAName, s.ExtraKeys, r.Medium = "", "", nil, ""
+			if !v.AtLeast(vllm.V0_11) {
+				s.Medium, r.Medium = "", ""
 			}
-			if v == vllm.V0_10 || v == vllm.V0_19 {
-				s.Group, s.SpecKind, s.SlidingWindow, r.Group = -1, "", 0, -1
+			if !v.AtLeast(vllm.V0_19) {
+				s.LoRAName, s.ExtraKeys = "", nil
 			}
-			if v != vllm.V0_25 {
+			if !v.AtLeast(vllm.V0_20) {
+				s.Group, r.Group = -1, -1
+			}
+			if !v.AtLeast(vllm.V0_23) {
+				s.SpecKind, s.SlidingWindow = "", 0
+			}
+			if !v.AtLeast(vllm.V0_26) {
 				s.Locality, r.Locality = "", ""
 			}
-			if v != vllm.V0_25 && v != vllm.V0_24 {
+			if !v.AtLeast(vllm.V0_24) {
 				r.RemainingCopies = nil
 			}
 			in := vllm.Batch{TS: 2.25, Rank: -1, Events: []vllm.Event{full, {Kind: 77}, removed, event(vllm.AllBlocksCleared, nil)}}
@@ -304,14 +310,27 @@ func TestEventHelpers(t *testing.T) {
 			t.Errorf("IsMainAttention(%q) = %v, want %v", kind, got, want)
 		}
 	}
-	for _, v := range []vllm.Version{vllm.V0_10, vllm.V0_19, vllm.V0_23, vllm.V0_24, vllm.V0_25} {
+	for _, v := range versions {
 		if got, ok := vllm.ParseVersion("v" + v.String()); !ok || got != v {
 			t.Errorf("ParseVersion(%q) = %v, %v", v.String(), got, ok)
 		}
 	}
-	if _, ok := vllm.ParseVersion("9"); ok {
-		t.Error("ParseVersion(9) succeeds")
+	for release, want := range map[string]vllm.Version{
+		"": vllm.V0_24, "0.10.1.1": vllm.V0_10, "v0.22.0": vllm.V0_20, "0.25.1": vllm.V0_24, "0.32.0+cpu": vllm.V0_32, "0.40": vllm.V0_32,
+	} {
+		if got, ok := vllm.ParseVersion(release); !ok || got != want {
+			t.Errorf("ParseVersion(%q) = %v, %v, want %v", release, got, ok, want)
+		}
 	}
+	for _, release := range []string{"9", "0.9.2", "1.0", "0.x"} {
+		if _, ok := vllm.ParseVersion(release); ok {
+			t.Errorf("ParseVersion(%q) succeeds", release)
+		}
+	}
+}
+
+var versions = []vllm.Version{
+	vllm.V0_10, vllm.V0_11, vllm.V0_19, vllm.V0_20, vllm.V0_23, vllm.V0_24, vllm.V0_26, vllm.V0_31, vllm.V0_32,
 }
 
 // stepBatch is a batch of the usual size: 256 new tokens in 16 blocks.
@@ -374,9 +393,14 @@ func FuzzDecode(f *testing.F) {
 	for _, h := range []string{wireMap, wireArray, wireV010, wireBytes, simStored, simRemoved, simCleared, simMapHead + simTokens() + simMapEnd} {
 		f.Add(unhex(f, h))
 	}
-	for _, v := range []vllm.Version{vllm.V0_10, vllm.V0_19, vllm.V0_23, vllm.V0_24, vllm.V0_25} {
+	for _, v := range versions {
 		f.Add(vllm.AppendBatch(nil, stepBatch(), v))
 	}
+	addCaptures(f, func(l *line) {
+		if l.Live != nil {
+			f.Add(l.Live[len(l.Live)-1])
+		}
+	})
 	f.Fuzz(func(t *testing.T, payload []byte) {
 		var d vllm.Decoder
 		var b, again vllm.Batch
@@ -387,7 +411,7 @@ func FuzzDecode(f *testing.F) {
 		if math.IsNaN(b.TS) {
 			b.TS = 0
 		}
-		if err := d.Decode(vllm.AppendBatch(nil, &b, vllm.V0_25), &again); err != nil {
+		if err := d.Decode(vllm.AppendBatch(nil, &b, vllm.V0_26), &again); err != nil {
 			t.Fatal(err)
 		}
 		if len(b.Events) != len(again.Events) || again.Skipped != 0 {

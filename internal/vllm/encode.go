@@ -16,7 +16,7 @@ func AppendBatch(dst []byte, b *Batch, v Version) []byte {
 	for i := range b.Events {
 		switch e := &b.Events[i]; {
 		case !e.Kind.known():
-		case v == V0_24 || v == V0_25:
+		case v.AtLeast(V0_24):
 			dst = appendEventMap(dst, e, v)
 		default:
 			dst = appendEventArray(dst, e, v)
@@ -33,21 +33,26 @@ func (k Kind) known() bool { return k >= BlockStored && k <= AllBlocksCleared }
 // arrayFields is the number of fields after the tag, by version; msgspec writes
 // all of them, nil or not.
 func arrayFields(k Kind, v Version) int {
-	switch {
-	case k == AllBlocksCleared:
-		return 0
-	case k == BlockStored && v == V0_10:
-		return 5
-	case k == BlockStored && v == V0_19:
-		return 8
-	case k == BlockStored:
-		return 11
-	case v == V0_10:
-		return 1
-	case v == V0_19:
-		return 2
+	stored, removed := 5, 1
+	if v.AtLeast(V0_11) {
+		stored, removed = 6, 2
 	}
-	return 3
+	if v.AtLeast(V0_19) {
+		stored = 8
+	}
+	if v.AtLeast(V0_20) {
+		stored, removed = 9, 3
+	}
+	if v.AtLeast(V0_23) {
+		stored = 11
+	}
+	switch k {
+	case BlockStored:
+		return stored
+	case BlockRemoved:
+		return removed
+	}
+	return 0
 }
 
 func appendEventArray(dst []byte, e *Event, v Version) []byte {
@@ -102,7 +107,7 @@ func appendEventMap(dst []byte, e *Event, v Version) []byte {
 		fields = removedMap
 	}
 	omit := func(f mapField) bool {
-		return f.optional && (absent(e, f.field) || f.field == fieldLocality && v != V0_25)
+		return f.optional && (absent(e, f.field) || f.field == fieldLocality && !v.AtLeast(V0_26))
 	}
 	n := 1
 	for _, f := range fields {

@@ -98,6 +98,8 @@ type ExtraKey struct {
 	// negative; valid if HasOffset.
 	Offset    int64
 	HasOffset bool
+	// Source and Path are for hashing only and never on the wire: see Tagged.
+	Source, Path string
 }
 
 // The media that MediumName returns.
@@ -151,40 +153,4 @@ func (e *Event) reset() {
 		LoRAID:          -1,
 		Group:           -1,
 	}
-}
-
-// Version names a generation of vLLM's wire format. The zero value is the
-// default, V0_24.
-type Version int
-
-// Generations that differ on the wire.
-const (
-	// V0_24 writes events as maps.
-	V0_24 Version = iota
-	// V0_10 writes events as arrays without medium.
-	V0_10
-	// V0_19 adds medium, LoRA name and extra keys.
-	V0_19
-	// V0_23 adds group, kind of attention and window.
-	V0_23
-	// V0_25 writes maps with locality, and replay replies carry the topic.
-	V0_25
-)
-
-var versionNames = map[Version]string{V0_10: "0.10", V0_19: "0.19", V0_23: "0.23", V0_24: "0.24", V0_25: "0.25"}
-
-// String returns the release as "0.24".
-func (v Version) String() string { return versionNames[v] }
-
-// ParseVersion is the inverse of String; empty means the default.
-func ParseVersion(s string) (Version, bool) {
-	if s == "" {
-		return V0_24, true
-	}
-	for v, name := range versionNames {
-		if name == strings.TrimPrefix(s, "v") {
-			return v, true
-		}
-	}
-	return V0_24, false
 }

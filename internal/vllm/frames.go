@@ -68,7 +68,7 @@ func ParseReplayRequest(frames [][]byte) (identity []byte, start uint64, err err
 // ReplayFrames builds a replay reply as the ROUTER of an engine of version v
 // sends it, without the identity that goes first.
 func ReplayFrames(topic string, seq uint64, payload []byte, v Version) [][]byte {
-	if v == V0_25 {
+	if v.AtLeast(V0_26) {
 		return [][]byte{{}, []byte(topic), seqFrame(seq), payload}
 	}
 	return [][]byte{{}, seqFrame(seq), payload}

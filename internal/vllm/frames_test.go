@@ -54,13 +54,13 @@ func TestParseReplay(t *testing.T) {
 	// The builders make what the tables of the versions show.
 	for _, c := range []struct{ got, want [][]byte }{
 		{vllm.ReplayFrames("topic", 9, []byte("p"), vllm.V0_24), tests[0].frames},
-		{vllm.ReplayFrames("topic", 9, []byte("p"), vllm.V0_25), tests[1].frames},
+		{vllm.ReplayFrames("topic", 9, []byte("p"), vllm.V0_26), tests[1].frames},
 	} {
 		if diff := cmp.Diff(c.got, c.want); diff != "" {
 			t.Error(diff)
 		}
 	}
-	for _, v := range []vllm.Version{vllm.V0_24, vllm.V0_25} {
+	for _, v := range []vllm.Version{vllm.V0_24, vllm.V0_26} {
 		if _, _, isEnd, err := vllm.ParseReplay(vllm.ReplayEndFrames(v)); !isEnd || err != nil {
 			t.Errorf("%v: end is %v, %v", v, isEnd, err)
 		}
@@ -81,6 +81,11 @@ func TestReplayRequest(t *testing.T) {
 func FuzzFrames(f *testing.F) {
 	f.Add([]byte("topic"), []byte("\x00\x00\x00\x00\x00\x00\x00\x09"), []byte("payload"), byte(3))
 	f.Add([]byte{}, bytes.Repeat([]byte{0xff}, 8), []byte{}, byte(4))
+	addCaptures(f, func(l *line) {
+		if n := len(l.Replay); n >= 3 {
+			f.Add(l.Replay[n-3], l.Replay[n-2], l.Replay[n-1], byte(n))
+		}
+	})
 	f.Fuzz(func(t *testing.T, a, b, c []byte, n byte) {
 		frames := [][]byte{{}, a, b, c}
 		for len(frames) < int(n) {

@@ -19,8 +19,8 @@ const (
 	SHA256CBOR HashAlgorithm = "sha256_cbor"
 )
 
-// DefaultSeed is what vLLM hashes when PYTHONHASHSEED is unset (since August
-// 2026; random per process before).
+// DefaultSeed is what vLLM hashes when PYTHONHASHSEED is unset (since 0.29;
+// random per process before).
 const DefaultSeed = "vllm-none-hash"
 
 // Digest is vLLM's internal hash of one block.
@@ -34,14 +34,60 @@ func (a HashAlgorithm) NoneHash(seed string) Digest {
 	return sha256.Sum256(pickle(pickleText(nil, seed)))
 }
 
-// Block returns the hash of the block that follows parent. Keys as in
-// Event.ExtraKeys. Blocks must stay below about 13,000 tokens, where pickle
-// starts to split its frames.
+// Block returns the hash of the block that follows parent. Keys are as in
+// Event.ExtraKeys, or Tagged for vLLM 0.31 and later. Blocks must stay below
+// about 13,000 tokens, where pickle starts to split its frames.
 func (a HashAlgorithm) Block(parent Digest, tokens []uint32, keys []ExtraKey) Digest {
 	if a == SHA256CBOR {
 		return sha256.Sum256(cborBlock(make([]byte, 0, 64+5*len(tokens)), parent, tokens, keys))
 	}
 	return sha256.Sum256(pickleBlock(parent, tokens, keys))
+}
+
+// Sources of extra keys, as vLLM 0.31 and later hash them.
+const (
+	sourceLoRA   = "lora"
+	sourceImage  = "mm"
+	sourceSalt   = "cache_salt"
+	sourceEmbeds = "prompt_embeds"
+)
+
+// Tagged returns a block's extra keys as vLLM 0.31 and later hash them: each
+// begins with its source, so that a salt never equals an adapter's name, and an
+// adapter has its path beside it. Events still carry the plain keys. lora is the
+// adapter's name, empty for none, path its folder on the engine's disk.
+func Tagged(keys []ExtraKey, lora, path string) []ExtraKey {
+	out := make([]ExtraKey, len(keys))
+	for i, k := range keys {
+		switch {
+		case k.HasOffset:
+			k.Source = sourceImage
+		case k.Bytes != nil:
+			k.Source = sourceEmbeds
+		case i == 0 && lora != "" && k.Text == lora:
+			k.Source, k.Path = sourceLoRA, path
+		default:
+			k.Source = sourceSalt
+		}
+		out[i] = k
+	}
+	return out
+}
+
+// items is the number of elements of the key's tuple; a plain key of one is no
+// tuple.
+func (k *ExtraKey) items() int {
+	n := 1
+	if k.Source != "" {
+		n++
+	}
+	if k.Source == sourceLoRA {
+		n++
+	}
+	if k.HasOffset {
+		n++
+	}
+	return n
 }
 
 // Wire returns the digest as it appears in events.
@@ -85,13 +131,19 @@ func cborBlock(dst []byte, parent Digest, tokens []uint32, keys []ExtraKey) []by
 	}
 	dst = cborHead(dst, 4, uint64(len(keys)))
 	for _, k := range keys {
-		if k.HasOffset {
-			dst = cborHead(dst, 4, 2)
+		if n := k.items(); n > 1 {
+			dst = cborHead(dst, 4, uint64(n))
+		}
+		if k.Source != "" {
+			dst = cborText(dst, k.Source)
 		}
 		if k.Bytes != nil {
 			dst = cborBytes(dst, k.Bytes)
 		} else {
 			dst = cborText(dst, k.Text)
+		}
+		if k.Source == sourceLoRA {
+			dst = cborText(dst, k.Path)
 		}
 		switch {
 		case !k.HasOffset:
@@ -130,6 +182,7 @@ const (
 	pickleProto         = 0x80
 	pickleFrame         = 0x95
 	pickleMemoize       = 0x94
+	pickleGet           = 'h'
 	pickleStop          = '.'
 	pickleNone          = 'N'
 	pickleMark          = '('
@@ -168,20 +221,44 @@ func pickleBlock(parent Digest, tokens []uint32, keys []ExtraKey) []byte {
 	if len(keys) == 0 {
 		b = append(b, pickleNone)
 	} else {
-		b = pickleOpen(b, len(keys))
-		for _, k := range keys {
-			if k.Bytes != nil {
-				b = pickleBinary(b, k.Bytes)
-			} else {
-				b = pickleText(b, k.Text)
-			}
-			if k.HasOffset {
-				b = pickleClose(pickleInt(b, k.Offset), 2)
-			}
-		}
-		b = pickleClose(b, len(keys))
+		b = pickleKeys(b, keys)
 	}
 	return pickle(pickleClose(b, 3))
+}
+
+// pickleKeys writes the tuple of keys. Python writes the constant name of a
+// source once and refers to it by its number after that: parent and tokens have
+// the numbers 0 and 1.
+func pickleKeys(dst []byte, keys []ExtraKey) []byte {
+	memo, sources := byte(2), map[string]byte{}
+	dst = pickleOpen(dst, len(keys))
+	for _, k := range keys {
+		if at, ok := sources[k.Source]; ok {
+			dst = append(dst, pickleGet, at)
+		} else if k.Source != "" {
+			dst = pickleText(dst, k.Source)
+			sources[k.Source] = memo
+			memo++
+		}
+		if k.Bytes != nil {
+			dst = pickleBinary(dst, k.Bytes)
+		} else {
+			dst = pickleText(dst, k.Text)
+		}
+		memo++
+		if k.Source == sourceLoRA {
+			dst = pickleText(dst, k.Path)
+			memo++
+		}
+		if k.HasOffset {
+			dst = pickleInt(dst, k.Offset)
+		}
+		if n := k.items(); n > 1 {
+			dst = pickleClose(dst, n)
+			memo++
+		}
+	}
+	return pickleClose(dst, len(keys))
 }
 
 func pickleOpen(dst []byte, n int) []byte {

@@ -77,6 +77,33 @@ func TestBlockHashExtraKeys(t *testing.T) {
 	}
 }
 
+// Computed with CPython 3.11 and cbor2 from the tuples that vLLM 0.31 makes.
+func TestBlockHashTagged(t *testing.T) {
+	tokens := []uint32{0, 23, 24, 255, 256, 65535, 65536, 151644}
+	salt := []vllm.ExtraKey{{Text: "salt-a"}}
+	all := []vllm.ExtraKey{
+		{Text: "lora1"}, {Text: "mmhash", Offset: -3, HasOffset: true}, {Text: "other", Offset: 7, HasOffset: true},
+		{Text: "salt-a"}, {Bytes: []byte{1, 2, 3}},
+	}
+	tests := []struct {
+		algorithm vllm.HashAlgorithm
+		lora      string
+		keys      []vllm.ExtraKey
+		want      string
+	}{
+		{vllm.SHA256CBOR, "", salt, "0fd56b61d008d71a822c942777202a9df3e9562d28e5ed4efff874574a8d4e2f"},
+		{vllm.SHA256CBOR, "lora1", all, "477504b645dcc691691db7600f4a12653b38a043f4c78706fe463c716d5df0fc"},
+		{vllm.SHA256, "", salt, "378b14f121c44b98b318628a4a21502126ec567db9e0d893e776fb8485e9a689"},
+		{vllm.SHA256, "lora1", all, "b04117513729aa8093b7d5c4b437820fa0e48110ce185d492038be7871d5f6c7"},
+	}
+	for _, tt := range tests {
+		d := tt.algorithm.Block(tt.algorithm.NoneHash("0"), tokens, vllm.Tagged(tt.keys, tt.lora, "/models/lora1"))
+		if got := hex.EncodeToString(d[:]); got != tt.want {
+			t.Errorf("%s with %d keys: %s, want %s", tt.algorithm, len(tt.keys), got, tt.want)
+		}
+	}
+}
+
 func TestWireHash(t *testing.T) {
 	if got := vllm.WireHash([]byte{9, 0, 0, 0, 0, 0, 0, 1, 2}); got != 258 {
 		t.Errorf("last 8 bytes: %d, want 258", got)

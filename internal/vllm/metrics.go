@@ -34,7 +34,8 @@ type Metrics struct {
 	PromptTokens, OutputTokens    float64
 	// Preemptions counts requests that were evicted and recomputed.
 	Preemptions float64
-	// BlockSize in tokens, NumBlocks of GPU memory.
+	// BlockSize in tokens, NumBlocks of GPU memory. vLLM shows the blocks of all
+	// engines of a page together at each of them; this is the engine's share.
 	BlockSize, NumBlocks int
 	// KVCacheTokens is how many tokens fit; blocks times size is wrong for hybrid
 	// models. 0 on engines before v0.24.
@@ -83,7 +84,24 @@ func ParseMetrics(text []byte) (map[int]Metrics, error) {
 	if len(engines) == 0 {
 		return nil, ErrNoMetrics
 	}
+	share(engines)
 	return engines, nil
+}
+
+// share divides the blocks, which are those of all engines.
+func share(engines map[int]Metrics) {
+	n := 0
+	for _, m := range engines {
+		if m.NumBlocks > 0 {
+			n++
+		}
+	}
+	for rank, m := range engines {
+		if n > 1 {
+			m.NumBlocks /= n
+			engines[rank] = m
+		}
+	}
 }
 
 type series uint8

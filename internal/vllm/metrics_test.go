@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"math"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -112,7 +113,7 @@ func page(v vllm.Version) *vllm.Page {
 			Running: 3, Waiting: 2, KVUsage: .125, PrefixQueries: 1e6, PrefixHits: 5e5, PromptTokens: 2e6, OutputTokens: 3e5,
 			Preemptions: 1, BlockSize: 16, NumBlocks: 1000, KVCacheTokens: 16000, Sleeping: i == 1,
 		}
-		if v != vllm.V0_24 && v != vllm.V0_25 {
+		if !v.AtLeast(vllm.V0_24) {
 			e.KVCacheTokens = 0
 		}
 		e.SleepLevel = i
@@ -206,6 +207,13 @@ func FuzzMetrics(f *testing.F) {
 	f.Add([]byte(current))
 	f.Add([]byte(older))
 	f.Add(vllm.AppendMetrics(nil, page(vllm.V0_10)))
+	pages, err := filepath.Glob(filepath.Join(captures, "*", "metrics-*.txt"))
+	if err != nil || len(pages) == 0 {
+		f.Fatalf("no captures: %v", err)
+	}
+	for _, path := range pages {
+		f.Add(read(f, filepath.Dir(path), filepath.Base(path)))
+	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		engines, err := vllm.ParseMetrics(text)
 		if (err == nil) != (len(engines) > 0) {
@@ -222,6 +230,11 @@ func FuzzMetrics(f *testing.F) {
 func FuzzParseError(f *testing.F) {
 	f.Add(vllm.ContextLength(1, 2, 3).JSON())
 	f.Add([]byte(vllm.UnauthorizedBody))
+	addCaptures(f, func(l *line) {
+		if l.Status >= 400 {
+			f.Add([]byte(l.Body))
+		}
+	})
 	f.Fuzz(func(t *testing.T, body []byte) {
 		if e, ok := vllm.ParseError(body); ok && e.Message == "" && e.Type == "" {
 			t.Errorf("empty error from %q", body)

@@ -105,7 +105,7 @@ func AppendMetrics(dst []byte, p *Page) []byte {
 	w := metricsWriter{buf: dst, page: p}
 	w.gauge("num_requests_running", "Number of requests in model execution batches.", func(e *EngineMetrics) float64 { return e.Running })
 	w.gauge("num_requests_waiting", "Number of requests waiting to be processed.", func(e *EngineMetrics) float64 { return e.Waiting })
-	if p.Version == V0_24 || p.Version == V0_25 {
+	if p.Version.AtLeast(V0_24) {
 		w.family("num_requests_waiting_by_reason", "gauge", "Number of waiting requests by reason.", func(e *EngineMetrics) {
 			w.series("", e, e.Waiting-e.WaitingDeferred, "reason", "capacity")
 			w.series("", e, e.WaitingDeferred, "reason", "deferred")
@@ -252,14 +252,18 @@ func appendValue(dst []byte, v float64) []byte {
 
 func (w *metricsWriter) cacheConfig() {
 	w.header("cache_config_info", "gauge", "Information of the LLMEngine CacheConfig")
+	blocks := 0 // of all engines together, as vLLM has it
+	for i := range w.page.Engines {
+		blocks += w.page.Engines[i].NumBlocks
+	}
 	for i := range w.page.Engines {
 		e := &w.page.Engines[i]
 		labels := []string{
 			"block_size", strconv.Itoa(e.BlockSize),
 			"engine", strconv.Itoa(e.Rank),
-			"num_gpu_blocks", strconv.Itoa(e.NumBlocks),
+			"num_gpu_blocks", strconv.Itoa(blocks),
 		}
-		if w.page.Version == V0_24 || w.page.Version == V0_25 {
+		if w.page.Version.AtLeast(V0_24) {
 			labels = append(labels, "kv_cache_size_tokens", strconv.Itoa(e.KVCacheTokens))
 		}
 		w.line("cache_config_info", 1, append(labels, e.CacheConfig...))

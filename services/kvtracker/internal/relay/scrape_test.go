@@ -48,7 +48,7 @@ func TestScrape(t *testing.T) {
 	f := newFixture(t, testenv.NATS(t))
 	h := &fakeHTTP{health: 200, page: vllm.Page{Model: "m", Engines: []vllm.EngineMetrics{
 		{Rank: 0, Metrics: vllm.Metrics{Running: 1, Waiting: 2, KVUsage: .5, BlockSize: 16, NumBlocks: 100}},
-		{Rank: 1, Metrics: vllm.Metrics{Running: 7, BlockSize: 784, NumBlocks: 500, KVCacheTokens: 78400}},
+		{Rank: 1, Metrics: vllm.Metrics{Running: 7, BlockSize: 784, NumBlocks: 100, KVCacheTokens: 39200}},
 	}}}
 	server := httptest.NewServer(h)
 	t.Cleanup(server.Close)
@@ -60,7 +60,7 @@ func TestScrape(t *testing.T) {
 		t.Errorf("report of rank 0: %v", r)
 	}
 	r = reports.wait("a/1", func(r *kvtrackerv1.WorkerReport) bool { return r.GetReady() })
-	if r.GetLoad().GetRunning() != 7 || r.GetBlockSize() != 784 || r.GetTotalBlocks() != 100 {
+	if r.GetLoad().GetRunning() != 7 || r.GetBlockSize() != 784 || r.GetTotalBlocks() != 50 {
 		t.Errorf("report of rank 1: %v", r)
 	}
 	notReady := func(r *kvtrackerv1.WorkerReport) bool { return !r.GetReady() }
