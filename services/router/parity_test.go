@@ -154,7 +154,7 @@ func TestBlindIndex(t *testing.T) {
 	k.states = []*kvtrackerv1.WorkerState{ready("demo.sim.a/0", live)}
 	w := start(t, router.Config{KVTrackerURL: k.url(), TimeScale: 100}, newEngine(t))
 	w.write("sim.yaml", withEvents(sim(newEngine(t))))
-	w.until("the block size", blockSize(16))
+	w.until("events and the block size", func(c *routerv1.Catalog) bool { return blockSize(16)(c) && c.Workers[0].KvEvents != "" })
 	deadline := time.Now().Add(patience)
 	n := 0
 	serve := func(cached uint32) *routerv1.Endpoint {

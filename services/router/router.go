@@ -81,12 +81,14 @@ func (s *Service) Run(ctx context.Context) error {
 	defer srv.metrics.close()
 
 	g, ctx := errgroup.WithContext(ctx)
+	if c.KVTrackerURL != "" {
+		srv.tracker = rpc.Client(ctx, c.KVTrackerURL, kvtrackerv1connect.NewKVTrackerServiceClient)
+	}
 	source := resources.NewSource(c.ConfigDir, func(rc *resources.Catalog, ps resources.Problems) { srv.apply(ctx, rc, ps) })
 	g.Go(func() error { return source.Run(ctx) })
 	g.Go(func() error { return srv.fleet.Probe(ctx, c.ProbeInterval) })
 	g.Go(func() error { return srv.publish(ctx) })
-	if c.KVTrackerURL != "" {
-		srv.tracker = rpc.Client(ctx, c.KVTrackerURL, kvtrackerv1connect.NewKVTrackerServiceClient)
+	if srv.tracker != nil {
 		g.Go(func() error { return srv.fleet.Follow(ctx, srv.tracker, srv.log) })
 	}
 	g.Go(func() error {
@@ -189,7 +191,6 @@ func (s *server) restarted(worker string) {
 	s.log.Info("engine restarted", "worker", worker)
 	s.scheduler.Restarted(worker)
 	s.affinity.Forget(worker)
-	s.cached.Forget(worker)
 }
 
 // now is the clock of decisions.

@@ -88,6 +88,19 @@ func (f *fleet) compare(ctx context.Context, r *openai.Request, _ *catalog.Profi
 	return a.chat, a.err
 }
 
+// questions is how often a URL was asked, sent how many reports were.
+func (f *fleet) questions(url string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.asked[url]
+}
+
+func (f *fleet) sent() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.reports
+}
+
 func (f *fleet) set(url string, a answer) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -257,12 +270,12 @@ func TestHealing(t *testing.T) {
 		if n := f.logged("asking them instead"); n != 1 || f.logged("cause=template") != 1 {
 			t.Errorf("logged %d times", n)
 		}
-		asked := f.asked["a"]
+		asked := f.questions("a")
 		f.set("a", away)
 		time.Sleep(12 * time.Minute)
 		synctest.Wait()
-		if f.asked["a"] == asked || !f.Distrusts(base) {
-			t.Errorf("%d questions more, distrusted %v", f.asked["a"]-asked, f.Distrusts(base))
+		if f.questions("a") == asked || !f.Distrusts(base) {
+			t.Errorf("%d questions more, distrusted %v", f.questions("a")-asked, f.Distrusts(base))
 		}
 		f.set("a", good)
 		time.Sleep(2 * time.Minute)
@@ -270,10 +283,10 @@ func TestHealing(t *testing.T) {
 		if f.Distrusts(base) || !f.Proven(base, "a") || f.logged("again") != 1 {
 			t.Error("the profile does not heal")
 		}
-		asked = f.asked["a"]
+		asked = f.questions("a")
 		time.Sleep(8 * time.Minute)
 		synctest.Wait()
-		if f.asked["a"] != asked {
+		if f.questions("a") != asked {
 			t.Error("asked again too soon")
 		}
 	})
@@ -286,11 +299,11 @@ func TestEngineRestarts(t *testing.T) {
 		f := newFleet(t)
 		f.set("a", good)
 		base := profileOf(f.see("a"), "base")
-		asked := f.asked["a"]
+		asked := f.questions("a")
 		f.see("a@1")
 		f.see("a")
 		f.see("a@1")
-		if f.asked["a"] != asked || !f.Proven(base, "a") {
+		if f.questions("a") != asked || !f.Proven(base, "a") {
 			t.Error("the first word on the process counts as a restart")
 		}
 		f.set("a", away)
@@ -440,10 +453,10 @@ func TestReports(t *testing.T) {
 		f := newFleet(t)
 		f.set("a", good)
 		f.see("a")
-		n := f.reports
+		n := f.sent()
 		time.Sleep(5 * time.Minute)
 		synctest.Wait()
-		if more := f.reports - n; more < 9 || more > 12 {
+		if more := f.sent() - n; more < 9 || more > 12 {
 			t.Errorf("%d reports in five minutes", more)
 		}
 	})
@@ -466,8 +479,8 @@ func TestBounds(t *testing.T) {
 		f.Watch(catalog.New(c))
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if n := len(f.verdicts()); n != 20_000 || f.asked["all"] != 3000 {
-			t.Errorf("%d verdicts reported after %d questions", n, f.asked["all"])
+		if n := len(f.verdicts()); n != 20_000 || f.questions("all") != 3000 {
+			t.Errorf("%d verdicts reported after %d questions", n, f.questions("all"))
 		}
 		for i := range 100_000 {
 			f.Served(fmt.Sprint("unknown", i), "x", 1, 2)

@@ -326,7 +326,7 @@ func (c *Cached) Distrusted(profile string) map[string]routerv1.ParityCause {
 	return nil
 }
 
-// Forget drops what is known of a worker whose engine is a new one.
+// Forget drops what is known of a worker that is gone for good.
 func (c *Cached) Forget(worker string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -234,9 +234,9 @@ func TestWorkersApart(t *testing.T) {
 	if len(b.changes) != 1 {
 		t.Errorf("told %v", b.changes)
 	}
-	b.Forget("w0/0") // its engine was restarted
+	b.Forget("w0/0")
 	if wrong := b.Distrusted("p"); len(wrong) != 1 {
-		t.Errorf("after a restart: %v", wrong)
+		t.Errorf("after one left: %v", wrong)
 	}
 }
 

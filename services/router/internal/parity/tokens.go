@@ -28,10 +28,11 @@ const (
 	// life is how long the word of an ingress counts: it repeats it every half
 	// minute.
 	life = 2 * time.Minute
-	// maxIngresses and maxVerdicts bound what is kept, to some 100 MB if all of
-	// them send as much as they may.
-	maxIngresses = 64
+	// maxIngresses, maxVerdicts of each and maxTotal of all bound what is kept, to
+	// some 60 MB.
+	maxIngresses = 256
 	maxVerdicts  = 20_000
+	maxTotal     = 400_000
 	// maxName bounds the names in a report, in bytes.
 	maxName = 1024
 )
@@ -57,20 +58,6 @@ type report struct {
 // Take enters a report in place of the former one of the same ingress. It
 // reports whether a verdict is another one than before.
 func (t *Tokens) Take(now time.Time, in *routerv1.ParityReport) (changed bool) {
-	r := &report{at: now, profiles: map[string]Verdict{}, workers: map[string]Verdict{}}
-	for _, v := range in.GetVerdicts()[:min(len(in.GetVerdicts()), maxVerdicts)] {
-		verdict := Verdict{State: v.GetState(), Cause: v.GetCause()}
-		if n := v.GetCheckedUnixNanos(); n > 0 {
-			verdict.Checked = time.Unix(0, n)
-		}
-		switch {
-		case len(v.GetProfile()) > maxName || len(v.GetWorker()) > maxName:
-		case v.GetProfile() != "":
-			r.profiles[v.GetProfile()] = verdict
-		case v.GetWorker() != "":
-			r.workers[v.GetWorker()] = verdict
-		}
-	}
 	if len(in.GetIngress()) > maxName {
 		return false
 	}
@@ -84,8 +71,34 @@ func (t *Tokens) Take(now time.Time, in *routerv1.ParityReport) (changed bool) {
 		old = &report{}
 		t.drop(now)
 	}
+	room := maxTotal + old.size()
+	for _, x := range t.reports {
+		room -= x.size()
+	}
+	r := read(now, in.GetVerdicts()[:min(len(in.GetVerdicts()), maxVerdicts, max(room, 0))])
 	t.reports[in.GetIngress()] = r
 	return !same(old.profiles, r.profiles) || !same(old.workers, r.workers)
+}
+
+func (r *report) size() int { return len(r.profiles) + len(r.workers) }
+
+// read takes over verdicts, those that differ first: what is cut off agrees.
+func read(now time.Time, verdicts []*routerv1.Parity) *report {
+	r := &report{at: now, profiles: map[string]Verdict{}, workers: map[string]Verdict{}}
+	for _, v := range verdicts {
+		verdict := Verdict{State: v.GetState(), Cause: v.GetCause()}
+		if n := v.GetCheckedUnixNanos(); n > 0 {
+			verdict.Checked = time.Unix(0, n)
+		}
+		switch {
+		case len(v.GetProfile()) > maxName || len(v.GetWorker()) > maxName:
+		case v.GetProfile() != "":
+			r.profiles[v.GetProfile()] = verdict
+		case v.GetWorker() != "":
+			r.workers[v.GetWorker()] = verdict
+		}
+	}
+	return r
 }
 
 // drop forgets the ingresses that are gone, and makes room for one more. The

@@ -85,4 +85,15 @@ func TestTokensAreBounded(t *testing.T) {
 	if len(tokens.reports) > 3 {
 		t.Errorf("%d ingresses", len(tokens.reports))
 	}
+	total := 0
+	for i := range 100 {
+		big.Ingress = fmt.Sprint("big", i)
+		tokens.Take(start, big)
+	}
+	for _, r := range tokens.reports {
+		total += r.size()
+	}
+	if total > maxTotal || total < maxTotal-maxVerdicts {
+		t.Errorf("%d verdicts are kept of all", total)
+	}
 }
