@@ -1,7 +1,9 @@
 package fleetsim
 
 import (
+	"context"
 	"sync"
+	"time"
 
 	"github.com/kinference/kinference/internal/fleetsim/engine"
 	"github.com/kinference/kinference/internal/vllm"
@@ -233,6 +235,18 @@ func (k *core) pause(paused bool) {
 		k.idle = false
 		k.next = max(k.next, k.clock.now())
 		k.cond.Broadcast()
+	}
+}
+
+// drain waits until no request is in flight.
+func (k *core) drain(ctx context.Context) {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		if st := k.state(); st.Running+st.Waiting == 0 {
+			return
+		}
+		<-tick.C
 	}
 }
 

@@ -52,6 +52,9 @@ type Config struct {
 	// profile can hold.
 	MaxModelLen int
 
+	// VocabSize bounds the token ids of requests; 0: any will do.
+	VocabSize int
+
 	Tokenizer *tokens.Tokenizer // nil, together with Template: the simulated model's
 	Template  *chat.Template    // nil with a Tokenizer: no chat
 
@@ -80,6 +83,8 @@ type Config struct {
 	RequestIDHeaders bool          // echo X-Request-Id
 	LoadTracking     bool          // /load counts
 	DevMode          bool          // vLLM's development routes
+	ScaleOut         bool          // the render routes, which 0.32 serves only if told to
+	AutoTools        bool          // 0.32: takes tools without a tool_choice; answers call none
 	Admin            bool          // our own routes under /sim/
 	APIKey           string        // guards /v1; empty: open
 	KeepAlive        time.Duration // of idle connections; default vLLM's 5 s

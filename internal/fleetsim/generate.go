@@ -17,14 +17,16 @@ func (l *life) completions(w http.ResponseWriter, r *http.Request) { l.generate(
 // choice is one of the sequences that a request generates.
 type choice struct {
 	index     int
+	prompt    prompt
 	r         *engine.Request
 	stream    stream
 	core      *core
-	text      strings.Builder
-	ids       []uint32 // kept for return_token_ids
+	ending    ending
+	text      strings.Builder // all text, shown or not
+	sent      int             // bytes of text that were streamed
+	ids       []uint32        // kept for return_token_ids
 	generated int
 	reason    string // why it ended; "": it has not
-	begun     bool
 }
 
 func (l *life) generate(w http.ResponseWriter, r *http.Request, chat bool) {
@@ -32,7 +34,7 @@ func (l *life) generate(w http.ResponseWriter, r *http.Request, chat bool) {
 	l.requests.Add(1)
 	defer l.requests.Add(-1)
 	var req request
-	e := body(w, r, &req)
+	e := l.wording().body(w, r, &req)
 	f := l.w.faults.request()
 	switch {
 	case f.hang:
@@ -51,9 +53,6 @@ func (l *life) generate(w http.ResponseWriter, r *http.Request, chat bool) {
 	if e != nil {
 		writeError(w, *e)
 		return
-	}
-	if l.w.cfg.RequestIDHeaders {
-		w.Header().Set("X-Request-Id", strings.TrimPrefix(strings.TrimPrefix(j.id, "chatcmpl-"), "cmpl-"))
 	}
 	notify := make(chan struct{}, 1)
 	choices, e := l.submit(arrived, j, notify)
@@ -102,20 +101,21 @@ func (l *life) generate(w http.ResponseWriter, r *http.Request, chat bool) {
 func (l *life) submit(arrived float64, j *job, notify chan struct{}) ([]*choice, *vllm.Error) {
 	var list []*choice
 	for i, p := range j.prompts {
-		n := j.length(len(p))
+		n := j.length(len(p.ids))
 		for k := range j.n {
 			seed := uint64(k)
 			if j.req.Seed != nil {
 				seed += uint64(*j.req.Seed) << 16
 			}
-			c := &choice{index: i*j.n + k, core: l.core(j.rank)}
+			c := &choice{index: i*j.n + k, prompt: p, core: l.core(j.rank)}
 			c.stream.notify = notify
 			c.r = &engine.Request{
 				// The number keeps IDs apart if a client uses one twice.
 				ID:     fmt.Sprintf("%s-%d", j.id, l.nextID.Add(1)),
-				Tokens: p, MaxTokens: j.maxTokens(len(p)), LoRA: j.lora,
-				Output: l.w.text.words.answer(p, seed, n, j.chat), Tag: &c.stream,
+				Tokens: p.ids, MaxTokens: max(1, j.maxTokens(len(p.ids))), LoRA: j.lora, Tag: &c.stream,
 			}
+			output := l.w.text.words.only(j.req.AllowedTokenIDs).answer(p.ids, seed, n, j.chat)
+			c.r.Output, c.ending = j.ending(l.w.text, output)
 			if j.req.CacheSalt != nil {
 				c.r.Salt = *j.req.CacheSalt
 			}

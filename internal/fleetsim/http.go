@@ -1,22 +1,19 @@
 package fleetsim
 
 import (
+	"cmp"
 	"context"
 	"crypto/subtle"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"mime"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 
+	"github.com/kinference/kinference/internal/fleetsim/engine"
 	"github.com/kinference/kinference/internal/vllm"
 )
-
-// maxBody bounds a request body. vLLM has no bound.
-const maxBody = 64 << 20
 
 // route serves one path and method.
 type route struct {
@@ -40,11 +37,17 @@ func (l *life) handler() http.Handler {
 		"/load":                       {{"GET", l.load}},
 		"/metrics":                    {{"GET", l.metrics}},
 	}
+	if l.wording().modern() {
+		routes["/kv_event_sources"] = []route{{"GET", l.eventSources}}
+	}
 	if l.w.cfg.DevMode {
 		routes["/reset_prefix_cache"] = []route{{"POST", l.resetPrefixCache}}
 		routes["/sleep"] = []route{{"POST", l.goToSleep}}
 		routes["/wake_up"] = []route{{"POST", l.wakeUp}}
 		routes["/is_sleeping"] = []route{{"GET", l.isSleeping}}
+		routes["/pause"] = []route{{"POST", l.pause}}
+		routes["/resume"] = []route{{"POST", l.resume}}
+		routes["/is_paused"] = []route{{"GET", l.isPaused}}
 	}
 	if l.w.cfg.Admin {
 		routes["/sim/faults"] = []route{{"GET", l.getFaults}, {"POST", l.setFaults}}
@@ -58,10 +61,9 @@ func (l *life) handler() http.Handler {
 		}
 		defer l.handlers.Done()
 		w.Header().Set("Server", "uvicorn")
-		list, ok := routes[r.URL.Path]
-		if !ok {
-			writeError(w, vllm.Error{Message: "Not Found", Type: "Not Found", Code: http.StatusNotFound})
-			return
+		if l.w.cfg.RequestIDHeaders {
+			// Not that of the body, which names the response too.
+			w.Header().Set("X-Request-Id", cmp.Or(r.Header.Get("X-Request-Id"), randomID()))
 		}
 		if key := l.w.cfg.APIKey; key != "" && strings.HasPrefix(r.URL.Path, "/v1") && r.Method != http.MethodOptions {
 			token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
@@ -70,15 +72,31 @@ func (l *life) handler() http.Handler {
 				return
 			}
 		}
+		w.Header().Set("Vary", "Origin")
+		list, ok := routes[r.URL.Path]
+		if !ok {
+			detail(w, http.StatusNotFound)
+			return
+		}
 		for _, rt := range list {
 			if rt.method == r.Method {
 				rt.serve(w, r)
 				return
 			}
 		}
-		writeError(w, vllm.Error{Message: "Method Not Allowed", Type: "Method Not Allowed", Code: http.StatusMethodNotAllowed})
+		w.Header().Set("Allow", list[0].method)
+		detail(w, http.StatusMethodNotAllowed)
 	})
 }
+
+// detail is what the web framework answers for a path or method that is not
+// served: not the usual shape.
+func detail(w http.ResponseWriter, status int) {
+	answerStatus(w, status, map[string]string{"detail": http.StatusText(status)})
+}
+
+// wording is how this worker's version refuses requests.
+func (l *life) wording() wording { return wording(l.w.cfg.Version) }
 
 // enter counts a handler in, unless the life is over.
 func (l *life) enter() bool {
@@ -95,35 +113,6 @@ func baseContext(ctx context.Context) func(net.Listener) context.Context {
 	return func(net.Listener) context.Context { return ctx }
 }
 
-// body reads a JSON body into v, with vLLM's answers to what is wrong with it.
-func body(w http.ResponseWriter, r *http.Request, v any) *vllm.Error {
-	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
-	if err != nil || kind != "application/json" {
-		return fail(vllm.InvalidBody("Unsupported Media Type: Only 'application/json' is allowed"))
-	}
-	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-	if err != nil {
-		var large *http.MaxBytesError
-		if errors.As(err, &large) {
-			return fail(vllm.Error{Message: "Request body too large", Type: "Request Entity Too Large", Code: http.StatusRequestEntityTooLarge})
-		}
-		return fail(vllm.InvalidBody("There was an error parsing the body"))
-	}
-	if err := json.Unmarshal(data, v); err != nil {
-		var wrong *json.UnmarshalTypeError
-		if errors.As(err, &wrong) {
-			return fail(vllm.InvalidBody(fmt.Sprintf("[{'type': '%s_type', 'loc': ('body', '%s'), 'msg': 'Input should be a valid %s'}]", wrong.Type, wrong.Field, wrong.Type)))
-		}
-		at := int64(0)
-		var syntax *json.SyntaxError
-		if errors.As(err, &syntax) {
-			at = syntax.Offset
-		}
-		return fail(vllm.InvalidBody(fmt.Sprintf("[{'type': 'json_invalid', 'loc': ('body', %d), 'msg': 'JSON decode error'}]", at)))
-	}
-	return nil
-}
-
 func writeError(w http.ResponseWriter, e vllm.Error) { writeJSON(w, e.Code, e.JSON()) }
 
 func writeJSON(w http.ResponseWriter, status int, data []byte) {
@@ -133,7 +122,9 @@ func writeJSON(w http.ResponseWriter, status int, data []byte) {
 }
 
 // answerJSON answers with v, which always encodes.
-func answerJSON(w http.ResponseWriter, v any) {
+func answerJSON(w http.ResponseWriter, v any) { answerStatus(w, http.StatusOK, v) }
+
+func answerStatus(w http.ResponseWriter, status int, v any) {
 	var b strings.Builder
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
@@ -141,7 +132,7 @@ func answerJSON(w http.ResponseWriter, v any) {
 		writeError(w, vllm.Internal(err.Error()))
 		return
 	}
-	writeJSON(w, http.StatusOK, []byte(strings.TrimSuffix(b.String(), "\n")))
+	writeJSON(w, status, []byte(strings.TrimSuffix(b.String(), "\n")))
 }
 
 // served resolves the name of a model: the base model under any of its names,
@@ -160,6 +151,9 @@ func (l *life) served(name string) (lora string, e *vllm.Error) {
 		if a == name {
 			return a, nil
 		}
+	}
+	if l.wording().modern() {
+		return "", fail(vllm.ModelNotFound(name, append([]string{c.Model}, c.Aliases...)...))
 	}
 	return "", fail(vllm.ModelNotFound(name))
 }
@@ -206,7 +200,7 @@ func (l *life) models(w http.ResponseWriter, _ *http.Request) {
 		data = append(data, m)
 	}
 	for i, name := range c.LoRAs {
-		m := card(100+i, name, "/adapters/"+name)
+		m := card(100+i, name, engine.AdapterPath(name))
 		m.Parent = &c.Model
 		data = append(data, m)
 	}
@@ -233,85 +227,28 @@ func (l *life) load(w http.ResponseWriter, _ *http.Request) {
 	answerJSON(w, map[string]int64{"server_load": n})
 }
 
-// The development routes.
-
-func (l *life) resetPrefixCache(w http.ResponseWriter, r *http.Request) {
-	ok := l.resetAll(r.URL.Query().Get("reset_running_requests") == "true")
-	answerJSON(w, map[string]bool{"success": ok})
-}
-
-func (l *life) goToSleep(w http.ResponseWriter, r *http.Request) {
-	level := int32(1)
-	if r.URL.Query().Get("level") == "2" {
-		level = 2
+// eventSources tells where the events are, as vLLM was told: with a star for
+// the host.
+func (l *life) eventSources(w http.ResponseWriter, _ *http.Request) {
+	type source struct {
+		Enable    bool    `json:"enable_kv_cache_events"`
+		Publisher string  `json:"publisher"`
+		Endpoint  string  `json:"endpoint"`
+		Replay    *string `json:"replay_endpoint"`
+		Buffer    int     `json:"buffer_steps"`
+		HWM       int     `json:"hwm"`
+		Queue     int     `json:"max_queue_size"`
+		Topic     string  `json:"topic"`
 	}
-	l.sleep.Store(level)
-	for _, k := range l.cores {
-		k.pause(true)
-		k.abortAll()
-	}
-	l.resetAll(true)
-	w.WriteHeader(http.StatusOK)
-}
-
-func (l *life) wakeUp(w http.ResponseWriter, _ *http.Request) {
-	l.sleep.Store(0)
-	for _, k := range l.cores {
-		k.pause(false)
-	}
-	w.WriteHeader(http.StatusOK)
-}
-
-func (l *life) isSleeping(w http.ResponseWriter, _ *http.Request) {
-	answerJSON(w, map[string]bool{"is_sleeping": l.sleep.Load() > 0})
-}
-
-// Our own routes.
-
-func (l *life) getFaults(w http.ResponseWriter, _ *http.Request) {
-	answerJSON(w, l.w.Faults())
-}
-
-func (l *life) setFaults(w http.ResponseWriter, r *http.Request) {
-	var f Faults
-	if e := body(w, r, &f); e != nil {
-		writeError(w, *e)
-		return
-	}
-	l.w.SetFaults(f)
-	answerJSON(w, f)
-}
-
-func (l *life) wipe(w http.ResponseWriter, _ *http.Request) {
-	answerJSON(w, map[string]bool{"success": l.resetAll(true)})
-}
-
-// restart answers first: it breaks every connection, this one too.
-func (l *life) restart(w http.ResponseWriter, _ *http.Request) {
-	w.WriteHeader(http.StatusAccepted)
-	l.w.background.Go(func() {
-		if err := l.w.restart(); err != nil {
-			l.w.cfg.Log.Error("simulated worker did not restart", "worker", l.w.cfg.Name, "error", err)
+	out := map[string]source{}
+	star := func(l net.Listener) string { return fmt.Sprintf("tcp://*:%d", l.Addr().(*net.TCPAddr).Port) }
+	for rank, e := range l.events {
+		s := source{Enable: true, Publisher: "zmq", Endpoint: star(e.pub), Buffer: l.w.cfg.BufferSteps, HWM: 100_000, Queue: 100_000, Topic: l.w.cfg.Topic}
+		if e.router != nil {
+			r := star(e.router)
+			s.Replay = &r
 		}
-	})
-}
-
-func (l *life) getStats(w http.ResponseWriter, _ *http.Request) {
-	type rank struct {
-		Engine any `json:"engine"`
-		Events any `json:"events,omitempty"`
-	}
-	out := struct {
-		Aborted  uint64 `json:"aborted"`
-		InFlight int64  `json:"inFlight"`
-		Ranks    []rank `json:"ranks"`
-	}{Aborted: l.aborted.Load(), InFlight: l.requests.Load()}
-	for i, k := range l.cores {
-		s := rank{Engine: k.state()}
-		if i < len(l.events) {
-			s.Events = l.events[i].snapshot()
-		}
-		out.Ranks = append(out.Ranks, s)
+		out[strconv.Itoa(rank)] = s
 	}
 	answerJSON(w, out)
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kinference/kinference/internal/fleetsim/engine"
+	"github.com/kinference/kinference/internal/vllm"
 )
 
 // life is one process of a worker, from start to end.
@@ -26,6 +27,7 @@ type life struct {
 	requests atomic.Int64 // in flight on the generation routes
 	nextID   atomic.Uint64
 	sleep    atomic.Int32 // sleep level
+	paused   atomic.Bool
 	aborted  atomic.Uint64
 	handlers sync.WaitGroup
 	serving  sync.WaitGroup
@@ -38,6 +40,7 @@ func (w *Worker) live(s sockets, n int64) *life {
 	for rank := range w.cfg.Ranks {
 		cfg := engine.Config{
 			Profile: w.cfg.Profile, Speed: w.speed(), OnEvents: w.cfg.EventsPort != Off, LastCopyRemovals: w.cfg.LastCopyRemovals,
+			LoRAs: w.cfg.LoRAs, Tagged: w.cfg.Version.AtLeast(vllm.V0_31),
 			// Every process draws its own seed.
 			Seed: w.cfg.Seed + 1_000_003*n + 7919*int64(rank),
 		}

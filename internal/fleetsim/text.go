@@ -3,6 +3,7 @@ package fleetsim
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 
@@ -21,6 +22,7 @@ type text struct {
 	cache     *tokens.PrefixCache
 	template  *chat.Template // nil: no chat
 	words     words
+	widest    func() int // bytes of the longest token
 }
 
 // simulated is the embedded model's, made once: many workers share it.
@@ -41,7 +43,7 @@ var simulated = sync.OnceValues(func() (*text, error) {
 })
 
 func newText(t *tokens.Tokenizer, c *chat.Template) *text {
-	return &text{t, tokens.NewPrefixCache(t, tokenCache), c, newWords(t)}
+	return &text{t, tokens.NewPrefixCache(t, tokenCache), c, newWords(t), sync.OnceValue(func() int { return widest(t) })}
 }
 
 func (t *text) encode(s string, special bool) []uint32 {
@@ -59,16 +61,59 @@ type chatFields struct {
 	ContinueFinalMessage bool            `json:"continue_final_message"`
 	ChatTemplateKwargs   json.RawMessage `json:"chat_template_kwargs"`
 	ReasoningEffort      string          `json:"reasoning_effort"`
+	ToolChoice           json.RawMessage `json:"tool_choice"`
+	ChatTemplate         *string         `json:"chat_template"`
 	AddSpecialTokens     *bool           `json:"add_special_tokens"`
 }
 
 // chat renders and tokenises messages.
-func (t *text) chat(f *chatFields) ([]uint32, *vllm.Error) {
+func (t *text) chat(f *chatFields, v wording) (p prompt, e *vllm.Error) {
 	if t.template == nil {
-		return nil, fail(vllm.BadRequest("", "As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat template if the tokenizer does not define one."))
+		return p, fail(vllm.BadRequest("", "As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat template if the tokenizer does not define one."))
 	}
-	if len(f.Messages) == 0 || string(f.Messages) == "null" {
-		return nil, fail(missing("messages"))
+	if len(f.Messages) == 0 {
+		return p, v.missing("messages")
+	}
+	if string(f.Messages) == "null" {
+		return p, fail(vllm.BadRequest("", "'NoneType' object is not iterable"))
+	}
+	if p.text, e = t.render(f); e == nil {
+		p.ids = t.encode(p.text, f.AddSpecialTokens != nil && *f.AddSpecialTokens)
+		return p, nil
+	}
+	// The template's complaint comes after those of vLLM's validation.
+	if at, bad := misshapen(f.Messages); bad && v.modern() {
+		return p, v.invalid("messages"+at, "list_type", "Input should be a list of messages")
+	}
+	return p, e
+}
+
+// misshapen finds the first message that is none: at is its place.
+func misshapen(raw json.RawMessage) (at string, bad bool) {
+	var list []json.RawMessage
+	if json.Unmarshal(raw, &list) != nil {
+		return "", true
+	}
+	for i, x := range list {
+		var m struct {
+			Role    *string `json:"role"`
+			Content any     `json:"content"`
+		}
+		if json.Unmarshal(x, &m) != nil || m.Role == nil {
+			return fmt.Sprint(".", i), true
+		}
+		switch m.Content.(type) {
+		case nil, string, []any:
+		default:
+			return fmt.Sprint(".", i), true
+		}
+	}
+	return "", false
+}
+
+func (t *text) render(f *chatFields) (string, *vllm.Error) {
+	if string(f.Messages) == "[]" {
+		return "", fail(vllm.BadRequest("", "Cannot apply chat template to an empty conversation. Provide at least one message."))
 	}
 	prompt, err := t.template.Render(chat.Request{
 		Messages: f.Messages, Tools: f.Tools, Documents: f.Documents,
@@ -76,28 +121,21 @@ func (t *text) chat(f *chatFields) ([]uint32, *vllm.Error) {
 		ContinueFinalMessage: f.ContinueFinalMessage,
 		Kwargs:               f.ChatTemplateKwargs, ReasoningEffort: f.ReasoningEffort,
 	})
-	if err != nil {
-		var client *chat.Error
-		if errors.As(err, &client) {
-			return nil, fail(vllm.BadRequest("", client.Message))
-		}
-		if errors.Is(err, chat.ErrMedia) {
-			return nil, fail(vllm.BadRequest("", "The model is not a multimodal model"))
-		}
-		return nil, fail(vllm.BadRequest("", err.Error()))
+	var client *chat.Error
+	switch {
+	case err == nil:
+		return prompt, nil
+	case errors.As(err, &client):
+		return "", fail(vllm.BadRequest("", client.Message))
+	case errors.Is(err, chat.ErrMedia):
+		return "", fail(vllm.BadRequest("", "The model is not a multimodal model"))
 	}
-	return t.encode(prompt, f.AddSpecialTokens != nil && *f.AddSpecialTokens), nil
+	return "", fail(vllm.BadRequest("", err.Error()))
 }
 
 // prompts reads the four forms of a completion prompt.
-func (t *text) prompts(raw json.RawMessage, special bool) ([][]uint32, *vllm.Error) {
+func (t *text) prompts(raw json.RawMessage, special bool, v wording) (out []prompt, e *vllm.Error) {
 	const most = 1024
-	bad := func() ([][]uint32, *vllm.Error) {
-		return nil, fail(vllm.InvalidBody("[{'type': 'string_type', 'loc': ('body', 'prompt'), 'msg': 'Input should be a string, a list of strings, a list of token ids or a list of those'}]"))
-	}
-	if len(raw) == 0 || string(raw) == "null" {
-		return nil, fail(vllm.BadRequest("", "Either prompt or prompt_embeds must be provided and non-empty."))
-	}
 	// A list that turns out to be of another kind leaves junk behind: each kind
 	// has its own variable.
 	var (
@@ -116,18 +154,36 @@ func (t *text) prompts(raw json.RawMessage, special bool) ([][]uint32, *vllm.Err
 		texts = many
 	case json.Unmarshal(raw, &lists) == nil:
 	default:
-		return bad()
+		return nil, v.invalid("prompt"+fault(raw), "string_type", "Input should be a string, a list of strings, a list of token ids or a list of those")
 	}
-	if len(texts) > most || len(lists) > most {
-		return nil, fail(vllm.BadRequest("prompt", "Too many prompts in one request."))
+	switch n := max(len(texts), len(lists)); {
+	case string(raw) == "[]" && v.modern():
+		return nil, fail(vllm.BadRequest("", "You must pass at least one prompt"))
+	case n > most:
+		return nil, v.value("prompt", fmt.Sprintf("prompt list length %d exceeds the maximum allowed count of %d.", n, most))
 	}
 	for _, s := range texts {
-		lists = append(lists, t.encode(s, special))
+		out = append(out, prompt{t.encode(s, special), s})
 	}
-	if len(lists) == 0 {
-		return bad()
+	for _, l := range lists {
+		out = append(out, prompt{ids: l})
 	}
-	return lists, nil
+	return out, nil
+}
+
+// fault finds the first entry of a list that is no token id.
+func fault(raw json.RawMessage) string {
+	var list []json.RawMessage
+	if json.Unmarshal(raw, &list) != nil {
+		return ""
+	}
+	for i, x := range list {
+		var id uint32
+		if json.Unmarshal(x, &id) != nil {
+			return fmt.Sprint(".", i)
+		}
+	}
+	return ""
 }
 
 // token returns the text of one generated token.
@@ -138,9 +194,10 @@ func (t *text) token(id uint32) string {
 	return strings.ToValidUTF8(t.tokenizer.Token(id), "\ufffd")
 }
 
-func fail(e vllm.Error) *vllm.Error { return &e }
-
-// missing is FastAPI's complaint about an absent field, as vLLM passes it on.
-func missing(field string) vllm.Error {
-	return vllm.InvalidBody("[{'type': 'missing', 'loc': ('body', '" + field + "'), 'msg': 'Field required'}]")
+// widest is the length of the longest token.
+func widest(t *tokens.Tokenizer) (n int) {
+	for id := range uint32(t.Size()) {
+		n = max(n, len(t.Token(id)))
+	}
+	return n
 }

@@ -1,6 +1,8 @@
 package fleetsim
 
 import (
+	"encoding/json"
+	"fmt"
 	"net/http"
 	"strings"
 
@@ -10,12 +12,23 @@ import (
 func (l *life) tokenize(w http.ResponseWriter, r *http.Request) {
 	var req struct {
 		chatFields
-		Model           string  `json:"model"`
-		Prompt          *string `json:"prompt"`
-		ReturnTokenStrs bool    `json:"return_token_strs"`
+		Model           string          `json:"model"`
+		Prompt          json.RawMessage `json:"prompt"`
+		ReturnTokenStrs bool            `json:"return_token_strs"`
 	}
-	if e := body(w, r, &req); e != nil {
+	v := l.wording()
+	if e := v.body(w, r, &req); e != nil {
 		writeError(w, *e)
+		return
+	}
+	var text string
+	switch {
+	case req.Messages != nil:
+	case req.Prompt == nil:
+		writeError(w, *v.missing("prompt"))
+		return
+	case json.Unmarshal(req.Prompt, &text) != nil:
+		writeError(w, *v.invalid("prompt", "string_type", "Input should be a valid string"))
 		return
 	}
 	if _, e := l.served(req.Model); e != nil {
@@ -23,16 +36,17 @@ func (l *life) tokenize(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	var ids []uint32
-	if req.Prompt != nil && req.Messages == nil {
-		ids = l.w.text.encode(*req.Prompt, req.AddSpecialTokens == nil || *req.AddSpecialTokens)
+	if req.Messages == nil {
+		ids = l.w.text.encode(text, req.AddSpecialTokens == nil || *req.AddSpecialTokens)
 	} else {
 		// This route never learned these two, so its ids may differ from chat's.
 		req.ReasoningEffort, req.Documents = "", nil
-		var e *vllm.Error
-		if ids, e = l.w.text.chat(&req.chatFields); e != nil {
+		p, e := l.w.text.chat(&req.chatFields, v)
+		if e != nil {
 			writeError(w, *e)
 			return
 		}
+		ids = p.ids
 	}
 	out := struct {
 		Count       int      `json:"count"`
@@ -61,7 +75,12 @@ func (l *life) detokenize(w http.ResponseWriter, r *http.Request) {
 		Model  string   `json:"model"`
 		Tokens []uint32 `json:"tokens"`
 	}
-	if e := body(w, r, &req); e != nil {
+	v := l.wording()
+	e := v.body(w, r, &req)
+	if e == nil && req.Tokens == nil {
+		e = v.missing("tokens")
+	}
+	if e != nil {
 		writeError(w, *e)
 		return
 	}
@@ -73,23 +92,34 @@ func (l *life) detokenize(w http.ResponseWriter, r *http.Request) {
 }
 
 // generateRequest is what the render routes return: the body of
-// /inference/v1/generate.
+// /inference/v1/generate. What 0.32 adds to it is null.
 type generateRequest struct {
 	RequestID      string         `json:"request_id"`
 	TokenIDs       []uint32       `json:"token_ids"`
 	Features       any            `json:"features"`
-	SamplingParams map[string]any `json:"sampling_params"`
-	Model          string         `json:"model"`
+	SamplingParams map[string]any `json:"sampling_params"` // few of them
+	Model          *string        `json:"model"`
 	Stream         bool           `json:"stream"`
 	StreamOptions  *streamOptions `json:"stream_options"`
 	CacheSalt      *string        `json:"cache_salt"`
 	Priority       int            `json:"priority"`
 	KVTransfer     any            `json:"kv_transfer_params"`
+	*generateMore
+}
+
+type generateMore struct {
+	ContentParts    any    `json:"content_parts"`
+	ECTransfer      any    `json:"ec_transfer_params"`
+	OutputMode      string `json:"output_mode"`
+	ReasoningEnded  any    `json:"reasoning_ended"`
+	ReasoningParser any    `json:"reasoning_parser_kwargs"`
+	ReturnTokenIDs  any    `json:"return_token_ids"`
+	TokenOffsets    any    `json:"token_offsets"`
 }
 
 func (l *life) renderChat(w http.ResponseWriter, r *http.Request) {
 	if j := l.render(w, r, true); j != nil {
-		answerJSON(w, j.generate(j.prompts[0], j.id))
+		answerJSON(w, j.generate(j.prompts[0].ids, j.id))
 	}
 }
 
@@ -99,16 +129,27 @@ func (l *life) renderCompletions(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	out := []generateRequest{}
-	for _, p := range j.prompts {
-		out = append(out, j.generate(p, j.id))
+	for i, p := range j.prompts {
+		id := j.id
+		if j.modern() && len(j.prompts) > 1 {
+			id = fmt.Sprint(id, "-", i)
+		}
+		out = append(out, j.generate(p.ids, id))
 	}
 	answerJSON(w, out)
 }
 
 // render prepares a request without running it, and answers nil if it is bad.
 func (l *life) render(w http.ResponseWriter, r *http.Request, chat bool) *job {
+	if v := l.wording(); v.modern() && !l.w.cfg.ScaleOut {
+		writeError(w, vllm.Error{
+			Message: "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.",
+			Type:    "PermissionDeniedError", Code: http.StatusForbidden,
+		})
+		return nil
+	}
 	var req request
-	e := body(w, r, &req)
+	e := l.wording().body(w, r, &req)
 	var j *job
 	if e == nil {
 		j, e = l.prepare(r, &req, chat)
@@ -121,8 +162,22 @@ func (l *life) render(w http.ResponseWriter, r *http.Request, chat bool) *job {
 }
 
 func (j *job) generate(ids []uint32, id string) generateRequest {
-	return generateRequest{
-		RequestID: id, TokenIDs: ids, Model: j.model, Stream: j.stream, StreamOptions: j.req.StreamOptions, CacheSalt: j.req.CacheSalt,
-		SamplingParams: map[string]any{"n": j.n, "max_tokens": j.maxTokens(len(ids)), "ignore_eos": j.req.IgnoreEOS},
+	out := generateRequest{
+		RequestID: id, TokenIDs: ids, Model: &j.model, Stream: j.stream, StreamOptions: j.req.StreamOptions, CacheSalt: j.req.CacheSalt, Priority: j.req.Priority,
+		SamplingParams: map[string]any{},
 	}
+	// Defaults are left out.
+	if most := j.maxTokens(len(ids)); most != defaultTokens {
+		out.SamplingParams["max_tokens"] = most
+	}
+	if j.n > 1 {
+		out.SamplingParams["n"] = j.n
+	}
+	if j.modern() {
+		out.generateMore = &generateMore{OutputMode: "tokens"}
+		if j.req.Model == "" {
+			out.Model = nil
+		}
+	}
+	return out
 }

@@ -77,3 +77,11 @@ func (w words) answer(prompt []uint32, seed uint64, n int, fresh bool) []uint32 
 	}
 	return out
 }
+
+// only returns words made of the given ids; none means no restriction.
+func (w words) only(ids []uint32) words {
+	if len(ids) == 0 {
+		return w
+	}
+	return words{first: ids, next: ids}
+}

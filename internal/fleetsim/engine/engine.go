@@ -44,6 +44,13 @@ type Config struct {
 	// a new seed. Nil: RandomHasher.
 	Hash func(seed uint64) Hasher
 
+	// Tagged hashes extra keys with their source, as vLLM 0.31 and later do.
+	Tagged bool
+
+	// LoRAs are the adapters that the engine was started with. They have the
+	// integer ids 1, 2, …; further ones are numbered as they come.
+	LoRAs []string
+
 	// LastCopyRemovals makes BlockRemoved name a block only when its last
 	// physical copy goes (vLLM PR 55092); otherwise every copy is announced.
 	LastCopyRemovals bool
@@ -77,10 +84,10 @@ type Request struct {
 
 // sequence is a request's state in the scheduler.
 type sequence struct {
-	r     *Request
-	chain *chain // prompt and generated tokens
-	root  []vllm.ExtraKey
-	extra []vllm.ExtraKey // of blocks after the first
+	r      *Request
+	chain  *chain // prompt and generated tokens
+	keys   keys   // extra keys, as in events
+	hashed keys   // the same, as they are hashed
 
 	hashes []uint64 // of every full block of chain.tokens
 	last   Digest   // behind the last of hashes
@@ -95,6 +102,30 @@ type sequence struct {
 }
 
 type span struct{ from, to int }
+
+// keys are the extra keys of a sequence's first block and of the others.
+type keys struct{ first, others []vllm.ExtraKey }
+
+// extraKeys returns the extra keys of a sequence, as in events and as they are
+// hashed.
+func (e *Engine) extraKeys(lora, salt string) (events, hashed keys) {
+	if lora != "" {
+		events.others = []vllm.ExtraKey{{Text: lora}}
+	}
+	events.first = events.others
+	if salt != "" {
+		events.first = append(slices.Clip(events.others), vllm.ExtraKey{Text: salt})
+	}
+	hashed = events
+	if e.cfg.Tagged {
+		path := AdapterPath(lora)
+		hashed = keys{vllm.Tagged(events.first, lora, path), vllm.Tagged(events.others, lora, path)}
+	}
+	return events, hashed
+}
+
+// AdapterPath is the folder of an adapter on the disks that engines do not have.
+func AdapterPath(name string) string { return "/adapters/" + name }
 
 // Emit is one generated token.
 type Emit struct {
@@ -175,6 +206,9 @@ func (e *Engine) start() {
 	e.running, e.waiting, e.events = nil, nil, nil
 	e.byID = make(map[string]*sequence)
 	e.loras = make(map[string]int64)
+	for _, name := range e.cfg.LoRAs {
+		e.loraID(name)
+	}
 	e.stepping = false
 	e.stats = Stats{}
 }
@@ -208,13 +242,7 @@ func (e *Engine) Submit(now float64, r *Request) error {
 	r.Scheduled, r.FirstToken, r.Finished = 0, 0, 0
 	r.Cached, r.Generated, r.Preempted = 0, 0, 0
 	s := &sequence{r: r, last: e.hasher.Root()}
-	if r.LoRA != "" {
-		s.extra = []vllm.ExtraKey{{Text: r.LoRA}}
-	}
-	s.root = s.extra
-	if r.Salt != "" {
-		s.root = append(slices.Clip(s.extra), vllm.ExtraKey{Text: r.Salt})
-	}
+	s.keys, s.hashed = e.extraKeys(r.LoRA, r.Salt)
 	// Room for a typical output, so that growing seldom copies the prompt again.
 	s.chain = &chain{lora: r.LoRA, salt: r.Salt, tokens: make([]uint32, len(r.Tokens), len(r.Tokens)+min(r.MaxTokens, 1024))}
 	copy(s.chain.tokens, r.Tokens)
@@ -231,9 +259,9 @@ func (e *Engine) Submit(now float64, r *Request) error {
 func (e *Engine) hash(s *sequence) {
 	b := e.p.BlockSize
 	for i := len(s.hashes); (i+1)*b <= len(s.chain.tokens); i++ {
-		extra := s.extra
+		extra := s.hashed.others
 		if i == 0 {
-			extra = s.root
+			extra = s.hashed.first
 		}
 		s.last = e.hasher.Next(s.last, s.chain.tokens[i*b:(i+1)*b], extra)
 		s.hashes = append(s.hashes, s.last.Wire())
@@ -332,13 +360,7 @@ func (e *Engine) InFlight() int { return len(e.byID) }
 // cache if it were admitted now. Nothing changes.
 func (e *Engine) Lookup(tokens []uint32, lora, salt string) int {
 	s := &sequence{chain: &chain{tokens: tokens}, last: e.hasher.Root()}
-	if lora != "" {
-		s.extra = []vllm.ExtraKey{{Text: lora}}
-	}
-	s.root = s.extra
-	if salt != "" {
-		s.root = append(slices.Clip(s.extra), vllm.ExtraKey{Text: salt})
-	}
+	s.keys, s.hashed = e.extraKeys(lora, salt)
 	e.hash(s)
 	return len(e.hit(s, nil)) * e.p.BlockSize
 }

@@ -283,7 +283,7 @@ func (e *Engine) stored(s *sequence, g, from, to int, hashes []uint64) vllm.Even
 		ev.SpecKind, ev.SlidingWindow = e.p.Groups[g].Kind, e.p.Groups[g].SlidingWindow
 	}
 	// One entry per hash, nil where a block has no keys.
-	if len(s.root) == 0 {
+	if len(s.keys.first) == 0 {
 		if len(e.noKeys) < len(hashes) {
 			e.noKeys = make([][]vllm.ExtraKey, 2*len(hashes))
 		}
@@ -292,10 +292,10 @@ func (e *Engine) stored(s *sequence, g, from, to int, hashes []uint64) vllm.Even
 	}
 	ev.ExtraKeys = make([][]vllm.ExtraKey, len(hashes))
 	for i := range ev.ExtraKeys {
-		ev.ExtraKeys[i] = s.extra
+		ev.ExtraKeys[i] = s.keys.others
 	}
 	if from == 0 && len(hashes) == to {
-		ev.ExtraKeys[0] = s.root
+		ev.ExtraKeys[0] = s.keys.first
 	}
 	return ev
 }
@@ -304,7 +304,8 @@ func (e *Engine) removed(g int, hashes []uint64) vllm.Event {
 	return vllm.Event{Kind: vllm.BlockRemoved, Hashes: hashes, Medium: "GPU", LoRAID: -1, Group: g}
 }
 
-// loraID numbers the adapters in order of first use, from 1, as vLLM does.
+// loraID numbers the adapters from 1: those of the start, then others in order
+// of first use, as vLLM does.
 func (e *Engine) loraID(name string) int64 {
 	id, ok := e.loras[name]
 	if !ok {
