@@ -24,7 +24,7 @@ func (c *compiler) compileBackends() {
 			}
 			key := string(host) + " " + path
 			if owner := owners[key]; owner != nil {
-				o.errorf(field, "host %s with path %s is exposed by GatewayBackend %s already: change one of them", host, path, owner.id())
+				o.claimed(field, "host %s with path %s is exposed by GatewayBackend %s already: change one of them", host, path, owner.id())
 				continue
 			}
 			owners[key] = o

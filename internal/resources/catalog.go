@@ -22,7 +22,8 @@ type Catalog struct {
 	Models map[string]*Model
 }
 
-// WorkerSet is an InferenceWorkerSet, or what the selector of a pool selects.
+// WorkerSet is an InferenceWorkerSet, or what the selector of a pool selects,
+// be it a pool of the inference extension.
 type WorkerSet struct {
 	// Name is namespace/name.
 	Name     string
@@ -51,11 +52,15 @@ type WorkerSet struct {
 // Worker is one engine process.
 type Worker struct {
 	// UID is namespace.workerset.endpoint, or namespace.workerset.uid for a Pod:
-	// one that is made anew under the same name is another worker.
+	// one that is made anew under the same name is another worker. Where a Pod
+	// has several servers, -port follows the uid.
 	UID  string
 	Name string
 	// Labels of the Pod; nil for an endpoint.
 	Labels map[string]string
+	// NotReady says that its Pod is not ready: it is followed, but takes no
+	// requests.
+	NotReady bool
 	// Ranks holds the id of each engine rank: uid/0, uid/1, …
 	Ranks []string
 	// URL of the HTTP server.

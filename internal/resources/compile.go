@@ -25,6 +25,12 @@ type Options struct {
 	// Pods lists the Pods of a namespace that have all these labels. Nil: Pods
 	// are not known, so that a selector selects none.
 	Pods func(namespace string, labels map[string]string) []Pod
+	// Extension finds a pool of the Gateway API inference extension; nil where
+	// it is not there. When the function is nil, such pools are not known.
+	Extension func(namespace, name string) *ExtensionPool
+	// Served lists the models that the engine of a worker says it serves, for
+	// selectors that name none; nil while it has not answered.
+	Served func(worker string) []string
 }
 
 // Pod is a Pod with an engine.
@@ -33,6 +39,15 @@ type Pod struct {
 	// Address is the host without port.
 	Address string
 	Labels  map[string]string
+	// NotReady Pods are workers that take no requests.
+	NotReady bool
+}
+
+// ExtensionPool is an InferencePool of the group inference.networking.k8s.io.
+type ExtensionPool struct {
+	Selector map[string]string
+	// Ports of each Pod; behind each is a worker.
+	Ports []int32
 }
 
 // Compile checks resources that were read from the Kubernetes API and compiles
@@ -68,12 +83,15 @@ func ValidateObject(obj Object, others []Object) Problems {
 	}
 	// The newest one is what a conflict is blamed on.
 	all.objects = append(all.objects, checked)
-	Options{Elsewhere: true, Pods: noPods}.compile(all.objects)
+	Options{Elsewhere: true, Pods: noPods, Extension: anyExtension, Served: nothingServed}.compile(all.objects)
 	one.problems.sort()
 	return one.problems
 }
 
-func noPods(string, map[string]string) []Pod { return nil }
+// What admission knows of the world: whatever is not a resource may be there.
+func noPods(string, map[string]string) []Pod             { return nil }
+func anyExtension(namespace, name string) *ExtensionPool { return &ExtensionPool{} }
+func nothingServed(string) []string                      { return nil }
 
 func (o Options) finish(p *parser) (*Catalog, Problems) {
 	slices.SortStableFunc(p.objects, func(a, b *object) int {
@@ -104,8 +122,10 @@ type compiler struct {
 	providers map[string]*Provider
 	pools     map[string]*Pool
 	tenants   map[string]*Tenant
-	specs     map[*policy.Policy]*v1alpha1.InferencePolicySpec
-	policies  map[*policy.Policy]*object
+	// extensions are the worker sets of pools of the inference extension.
+	extensions map[string]*WorkerSet
+	specs      map[*policy.Policy]*v1alpha1.InferencePolicySpec
+	policies   map[*policy.Policy]*object
 	// said holds warnings that are given once.
 	said map[string]bool
 }
@@ -121,7 +141,8 @@ func (o Options) compile(objects []*object) *Catalog {
 		Options: o, catalog: &Catalog{Models: map[string]*Model{}},
 		known: map[place]map[string]*object{}, good: map[string][]*object{},
 		sets: map[string]*WorkerSet{}, providers: map[string]*Provider{}, pools: map[string]*Pool{}, tenants: map[string]*Tenant{},
-		specs: map[*policy.Policy]*v1alpha1.InferencePolicySpec{}, policies: map[*policy.Policy]*object{}, said: map[string]bool{},
+		extensions: map[string]*WorkerSet{},
+		specs:      map[*policy.Policy]*v1alpha1.InferencePolicySpec{}, policies: map[*policy.Policy]*object{}, said: map[string]bool{},
 	}
 	for i, obj := range objects {
 		obj.age = i
@@ -131,7 +152,7 @@ func (o Options) compile(objects []*object) *Catalog {
 			c.known[placeOf(obj)] = names
 		}
 		if first := names[obj.GetName()]; first != nil {
-			obj.errorf("metadata.name", "is used already by the resource at %s:%d", first.file, lineOf(first.node, ""))
+			obj.claimed("metadata.name", "is used already by the resource at %s:%d", first.file, lineOf(first.node, ""))
 			continue
 		}
 		names[obj.GetName()] = obj
@@ -186,7 +207,7 @@ func severity(warning bool) Severity {
 // dangling reports a reference to something that is not there.
 func (c *compiler) dangling(o *object, field, kind string, name v1alpha1.ResourceName) {
 	near := slices.Collect(maps.Keys(c.known[place{kind, o.GetNamespace()}]))
-	o.problem(severity(!c.Strict), field, fmt.Sprintf("there is no %s %q in namespace %q%s",
+	o.because(Missing, severity(!c.Strict), field, fmt.Sprintf("there is no %s %q in namespace %q%s",
 		kind, abbreviate(name), o.GetNamespace(), didYouMean(string(name), near)))
 }
 
@@ -257,7 +278,9 @@ func (c *compiler) compilePool(o *object) *Pool {
 	}
 	for i, d := range spec.Destinations {
 		if d.Group == v1alpha1.ExtensionGroup {
-			o.warnf(index("spec.destinations", i), "pools of the inference extension are not looked up yet: the destination has no workers")
+			if s := c.compileExtension(o, index("spec.destinations", i), d); s != nil {
+				p.Members = append(p.Members, Member{Set: s, Weight: weightOf(d)})
+			}
 			continue
 		}
 		target := c.known[place{d.Kind, o.GetNamespace()}][string(d.Name)]
@@ -265,10 +288,7 @@ func (c *compiler) compilePool(o *object) *Pool {
 		case target == nil:
 			c.dangling(o, index("spec.destinations", i)+".name", d.Kind, d.Name)
 		case !target.bad:
-			weight := 1
-			if d.Weight != nil {
-				weight = int(*d.Weight)
-			}
+			weight := weightOf(d)
 			if weight != 1 {
 				c.once("weights", o, index("spec.destinations", i)+".weight", "has no effect yet: weights are those of a policy's select")
 			}
@@ -276,6 +296,13 @@ func (c *compiler) compilePool(o *object) *Pool {
 		}
 	}
 	return p
+}
+
+func weightOf(d v1alpha1.Destination) int {
+	if d.Weight == nil {
+		return 1
+	}
+	return int(*d.Weight)
 }
 
 // member compiles a worker set or provider, once.
@@ -373,7 +400,11 @@ func (c *compiler) compilePolicies() {
 	}
 	for ns, policies := range byNamespace {
 		for _, f := range policy.Lint(policies, c.specs, c.knownIn(ns, models[ns])) {
-			c.policies[f.Policy].problem(severity(!c.Strict || !f.Dangling), f.Field, f.Message)
+			if f.Dangling {
+				c.policies[f.Policy].because(Missing, severity(!c.Strict), f.Field, f.Message)
+			} else {
+				c.policies[f.Policy].warnf(f.Field, "%s", f.Message)
+			}
 		}
 	}
 }

@@ -253,7 +253,7 @@ func TestPods(t *testing.T) {
 		}
 		return nil
 	}
-	c, problems := Options{Pods: pods}.Compile(objects)
+	c, problems := Options{Pods: pods, Extension: func(string, string) *ExtensionPool { return nil }}.Compile(objects)
 	if c == nil {
 		t.Fatal(problems)
 	}

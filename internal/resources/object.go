@@ -70,12 +70,19 @@ type object struct {
 // id is namespace/name.
 func (o *object) id() string { return o.GetNamespace() + "/" + o.GetName() }
 
-func (o *object) problem(s Severity, field, msg string) {
+func (o *object) problem(s Severity, field, msg string) { o.because(Faulty, s, field, msg) }
+
+func (o *object) because(r Reason, s Severity, field, msg string) {
 	o.bad = o.bad || s == Error
 	o.report(Problem{
-		Severity: s, File: o.file, Line: lineOf(o.node, field), Field: field,
+		Severity: s, Reason: r, File: o.file, Line: lineOf(o.node, field), Field: field,
 		Resource: o.kind + " " + o.id(), Message: msg,
 	})
+}
+
+// claimed reports what an older resource has claimed.
+func (o *object) claimed(field, format string, args ...any) {
+	o.because(Claimed, Error, field, fmt.Sprintf(format, args...))
 }
 
 func (o *object) errorf(field, format string, args ...any) {

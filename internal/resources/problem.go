@@ -26,9 +26,23 @@ func (s Severity) String() string {
 	return "warning"
 }
 
+// Reason sorts problems by who can mend them, as conditions in a status do.
+type Reason int
+
+// The reasons.
+const (
+	// Faulty: the resource itself is wrong, or not as it seems.
+	Faulty Reason = iota
+	// Missing: it refers to something that is not there.
+	Missing
+	// Claimed: another resource, which is older, claims the same.
+	Claimed
+)
+
 // Problem is one thing that is wrong with the resources.
 type Problem struct {
 	Severity Severity
+	Reason   Reason
 	// File is relative to the folder, empty for what came from the Kubernetes
 	// API; Line counts from 1, 0 when the file as a whole is meant.
 	File string

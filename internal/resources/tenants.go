@@ -118,7 +118,7 @@ func (c *compiler) compileTenants() {
 		for i, id := range spec.Identities {
 			key := o.GetNamespace() + " " + identityKey(&id)
 			if owner := owners[key]; owner != nil {
-				o.errorf(index("spec.identities", i), "identifies InferenceTenant %q already: a caller has one tenant", owner.GetName())
+				o.claimed(index("spec.identities", i), "identifies InferenceTenant %q already: a caller has one tenant", owner.GetName())
 				continue
 			}
 			owners[key] = o

@@ -180,23 +180,16 @@ func ranksOf(s *v1alpha1.InferenceWorkerSetSpec) int32 {
 	return max(1, s.DataParallel.Ranks)
 }
 
-// compileSelected makes a worker set of what a pool selects; nil after a fault.
-func (c *compiler) compileSelected(o *object, pool *v1alpha1.InferencePoolSpec) *WorkerSet {
-	if c.known[place{v1alpha1.KindInferenceWorkerSet, o.GetNamespace()}][o.GetName()] != nil {
-		o.errorf("metadata.name", "an InferenceWorkerSet has this name too: the workers of both would be mixed up")
-		return nil
-	}
-	spec := &v1alpha1.InferenceWorkerSetSpec{Selector: pool.Selector, Port: pool.Port, Models: pool.Models}
-	return c.compileWorkers(o, nil, spec)
-}
-
 func (c *compiler) compileSet(o *object) *WorkerSet {
-	return c.compileWorkers(o, o.GetLabels(), &o.Object.(*v1alpha1.InferenceWorkerSet).Spec)
+	spec := &o.Object.(*v1alpha1.InferenceWorkerSet).Spec
+	return c.compileWorkers(o.id(), o.GetLabels(), spec, spec.Port)
 }
 
-func (c *compiler) compileWorkers(o *object, labels map[string]string, spec *v1alpha1.InferenceWorkerSetSpec) *WorkerSet {
+// compileWorkers makes a worker set with the name id. Behind each of the ports of
+// a Pod is a worker.
+func (c *compiler) compileWorkers(id string, labels map[string]string, spec *v1alpha1.InferenceWorkerSetSpec, ports ...int32) *WorkerSet {
 	s := &WorkerSet{
-		Name: o.id(), Labels: labels, Ranks: int(ranksOf(spec)), Accelerators: 1,
+		Name: id, Labels: labels, Ranks: int(ranksOf(spec)), Accelerators: 1,
 		MetricsPath: defaultMetrics, MetricsInterval: defaultInterval,
 	}
 	if a := spec.Accelerator; a != nil {
@@ -213,8 +206,10 @@ func (c *compiler) compileWorkers(o *object, labels map[string]string, spec *v1a
 	if e := spec.KVEvents; e != nil {
 		s.KVTopic, s.RemovalsLastCopy = e.Topic, e.Removals == v1alpha1.RemovalsLastCopy
 	}
+	namespace, name, _ := strings.Cut(id, "/")
+	prefix := namespace + "." + name + "."
 	for _, e := range spec.Endpoints {
-		s.Workers = append(s.Workers, compileEndpoint(o, e, spec))
+		s.Workers = append(s.Workers, compileEndpoint(prefix, e, spec))
 	}
 	if spec.Selector != nil {
 		s.Selector = map[string]string{}
@@ -222,8 +217,8 @@ func (c *compiler) compileWorkers(o *object, labels map[string]string, spec *v1a
 			s.Selector[k] = string(v)
 		}
 		if c.Pods != nil {
-			for _, pod := range c.Pods(o.GetNamespace(), s.Selector) {
-				s.Workers = append(s.Workers, compilePod(o, pod, spec))
+			for _, pod := range c.Pods(namespace, s.Selector) {
+				s.Workers = append(s.Workers, compilePod(prefix, pod, spec, ports)...)
 			}
 		}
 	}
@@ -233,7 +228,11 @@ func (c *compiler) compileWorkers(o *object, labels map[string]string, spec *v1a
 			w.Ranks = append(w.Ranks, w.UID+"/"+strconv.Itoa(rank))
 		}
 	}
-	for _, m := range spec.Models {
+	models := spec.Models
+	if models == nil && c.Served != nil {
+		models = c.servedBy(s.Workers)
+	}
+	for _, m := range models {
 		profile := func(names []string, lora string) {
 			s.Profiles = append(s.Profiles, &Profile{
 				ID: s.Name + "/" + names[0], Set: s, UpstreamModel: names[0], Root: string(m.Name), LoRA: lora,
@@ -248,9 +247,9 @@ func (c *compiler) compileWorkers(o *object, labels map[string]string, spec *v1a
 	return s
 }
 
-func compileEndpoint(o *object, e v1alpha1.WorkerEndpoint, spec *v1alpha1.InferenceWorkerSetSpec) Worker {
+func compileEndpoint(prefix string, e v1alpha1.WorkerEndpoint, spec *v1alpha1.InferenceWorkerSetSpec) Worker {
 	w := Worker{
-		UID: o.GetNamespace() + "." + o.GetName() + "." + string(e.Name), Name: string(e.Name),
+		UID: prefix + string(e.Name), Name: string(e.Name),
 		KVEvents: string(e.KVEvents), KVReplay: string(e.KVReplay),
 	}
 	w.URL, _ = baseURL(e.Address, spec.Port) // checked before
@@ -263,13 +262,23 @@ func compileEndpoint(o *object, e v1alpha1.WorkerEndpoint, spec *v1alpha1.Infere
 	return w
 }
 
-func compilePod(o *object, pod Pod, spec *v1alpha1.InferenceWorkerSetSpec) Worker {
-	w := Worker{UID: o.GetNamespace() + "." + o.GetName() + "." + pod.UID, Name: pod.Name, Labels: pod.Labels}
-	w.URL = "http://" + net.JoinHostPort(pod.Address, strconv.Itoa(int(cmp.Or(spec.Port, defaultPort))))
-	if spec.KVEvents != nil {
-		w.sockets(pod.Address, spec.KVEvents)
+func compilePod(prefix string, pod Pod, spec *v1alpha1.InferenceWorkerSetSpec, ports []int32) []Worker {
+	var out []Worker
+	for _, port := range ports {
+		port = cmp.Or(port, defaultPort)
+		w := Worker{
+			UID: prefix + pod.UID, Name: pod.Name, Labels: pod.Labels, NotReady: pod.NotReady,
+			URL: "http://" + net.JoinHostPort(pod.Address, strconv.Itoa(int(port))),
+		}
+		if len(ports) > 1 {
+			w.UID += "-" + strconv.Itoa(int(port))
+		}
+		if spec.KVEvents != nil {
+			w.sockets(pod.Address, spec.KVEvents)
+		}
+		out = append(out, w)
 	}
-	return w
+	return out
 }
 
 func (w *Worker) sockets(host string, k *v1alpha1.KVEvents) {
