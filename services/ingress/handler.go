@@ -61,7 +61,7 @@ func (v *server) post(w http.ResponseWriter, r *http.Request, route openai.Route
 		v.metrics.active.Add(v.ctx, -1)
 		if x.routed {
 			x.compareCount()
-			v.reports.Done(id, x.outcome(), x.usage(), func() { v.ids.Delete(id) })
+			v.reports.Done(id, x.outcome(), x.reported(), func() { v.ids.Delete(id) })
 		} else {
 			v.ids.Delete(id)
 		}

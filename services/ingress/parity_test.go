@@ -257,6 +257,11 @@ func TestCountsDiffer(t *testing.T) {
 		ask(chatPath, `"messages":[{"role":"user","content":"x"}],"chat_template":"{{ messages }}"`)
 		ask(chatPath, `"messages":[{"role":"user","content":"x"}],"kv_transfer_params":{"prompt_token_ids":[1]}`)
 	}
+	// Nor is it compared with the tokens that the router predicted.
+	resp, _ := e.post(textPath, `{"model":"base-model","prompt":["Once upon a time","there was"]}`)
+	if done, _ := e.router.done(resp.Header.Get("X-Request-Id")); done.PromptTokens != nil || done.CachedTokens != nil || done.OutputTokens == nil {
+		t.Errorf("reported %v of a list of prompts", done)
+	}
 	if p := ask(textPath, `"prompt":"Once upon a time"`); p.GetApproximate() {
 		t.Fatal("the tokenizer is distrusted for counts that differ for a reason")
 	}

@@ -393,16 +393,30 @@ func uidOf(endpoint *routerv1.Endpoint) string {
 }
 
 // compareCount lets the parity check see how many prompt tokens the engine
-// counted, unless it counted something else than what we did: the prompts of a
-// list together, embeddings, or token ids that came with the request.
+// counted, unless they are ours anyway.
 func (x *exchange) compareCount() {
-	if x.outcome() != routerv1.Outcome_OUTCOME_OK || x.result.Usage.Prompt == openai.Unknown || x.bodyIDs != nil || x.req.Prompts > 1 ||
-		x.req.Body.Get("kv_transfer_params").Given() || x.req.Body.Get("prompt_embeds").Given() {
+	if x.outcome() != routerv1.Outcome_OUTCOME_OK || x.result.Usage.Prompt == openai.Unknown || x.bodyIDs != nil || x.countsOther() {
 		return
 	}
 	if p := x.promptFor(x.endpoint); p != nil && p.Local >= 0 {
 		x.parity.Served(p.Profile.ID, uidOf(x.endpoint), p.Local, x.result.Usage.Prompt)
 	}
+}
+
+// countsOther reports that the engine counts other prompt tokens than those that the
+// request was routed by: all prompts of a list, embeddings, or what came from
+// another engine.
+func (x *exchange) countsOther() bool {
+	return x.req.Prompts > 1 || x.req.Body.Get("kv_transfer_params").Given() || x.req.Body.Get("prompt_embeds").Given()
+}
+
+// reported is the usage for the router, which compares it with its prediction.
+func (x *exchange) reported() openai.Usage {
+	u := x.usage()
+	if x.countsOther() {
+		u.Prompt, u.Cached = openai.Unknown, openai.Unknown
+	}
+	return u
 }
 
 // usage is what the engine reported, and where it reported nothing the number

@@ -998,7 +998,8 @@ func (x *FirstToken) GetTtft() *durationpb.Duration {
 type Done struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Outcome Outcome                `protobuf:"varint,1,opt,name=outcome,proto3,enum=kinference.router.v1.Outcome" json:"outcome,omitempty"`
-	// As the engine reported; absent when it did not.
+	// As the engine reported; absent when it did not. The first two are absent too
+	// when it counts something else than the prompt that was routed by.
 	PromptTokens  *uint32 `protobuf:"varint,2,opt,name=prompt_tokens,json=promptTokens,proto3,oneof" json:"prompt_tokens,omitempty"`
 	CachedTokens  *uint32 `protobuf:"varint,3,opt,name=cached_tokens,json=cachedTokens,proto3,oneof" json:"cached_tokens,omitempty"`
 	OutputTokens  *uint32 `protobuf:"varint,4,opt,name=output_tokens,json=outputTokens,proto3,oneof" json:"output_tokens,omitempty"`
