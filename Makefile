@@ -5,7 +5,7 @@ MODULES := proto api internal services/accounting services/classifier services/i
 SERVICES := ingress router kvtracker limiter classifier accounting
 TOOLS := bin/.tools
 
-.PHONY: help build demo dev test test-go interop bench bench-quick bench-vllm fuzz generate lint check tidy clean
+.PHONY: help build demo dev test test-go interop interop-vllm bench bench-quick bench-vllm fuzz generate lint check tidy clean
 
 help: ## List the targets.
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ test-go: ## Run the Go tests only, with what is installed.
 
 interop: ## Regenerate and compare what other implementations say (Node, libzmq).
 	scripts/interop.sh
+
+interop-vllm: ## Run the tests with real vLLM engines (RUN=TestX for one).
+	scripts/interop-vllm.sh $(if $(RUN),-run '$(RUN)')
 
 bench: build ## Run all benchmarks and rewrite docs/benchmarks.
 	bin/kinbench full --docs docs/benchmarks --out out

@@ -3,7 +3,7 @@
     python lock.py requirements-torch.txt requirements.txt requirements-guidellm.txt
 
 Pins are changed by hand, then locked again. `pip check` in the new environment
-tells what a changed pin misses; env.sh names what is left out on purpose.
+tells what a changed pin misses; what is left out on purpose is in README.md.
 """
 
 import json
