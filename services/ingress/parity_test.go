@@ -230,7 +230,7 @@ func TestCountsDiffer(t *testing.T) {
 			return
 		}
 		_, _ = io.Copy(io.Discard, r.Body)
-		fmt.Fprintf(w, `{"model":"base-model","choices":[{"index":0,"text":"x","finish_reason":"stop"}],"usage":{"prompt_tokens":%d,"completion_tokens":1}}`, counts.Load())
+		fmt.Fprintf(w, `{"model":"base-model","choices":[{"index":0,"text":"x","finish_reason":"stop"}],"usage":{"prompt_tokens":%d,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":3}}}`, counts.Load())
 	})
 	e := start(t, func(_ *ingress.Config, c *routerv1.Catalog) {
 		c.Profiles[0].TokenizerPath = dir
@@ -262,6 +262,12 @@ func TestCountsDiffer(t *testing.T) {
 	if done, _ := e.router.done(resp.Header.Get("X-Request-Id")); done.PromptTokens != nil || done.CachedTokens != nil || done.OutputTokens == nil {
 		t.Errorf("reported %v of a list of prompts", done)
 	}
+	counts.Store(int64(right))
+	resp, _ = e.post(textPath, `{"model":"base-model","prompt":"Once upon a time","n":2}`)
+	if done, _ := e.router.done(resp.Header.Get("X-Request-Id")); done.PromptTokens == nil || done.CachedTokens != nil {
+		t.Errorf("reported %v of several choices", done)
+	}
+	counts.Store(10_000)
 	if p := ask(textPath, `"prompt":"Once upon a time"`); p.GetApproximate() {
 		t.Fatal("the tokenizer is distrusted for counts that differ for a reason")
 	}

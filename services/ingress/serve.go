@@ -413,6 +413,10 @@ func (x *exchange) countsOther() bool {
 // reported is the usage for the router, which compares it with its prediction.
 func (x *exchange) reported() openai.Usage {
 	u := x.usage()
+	if n, ok := x.req.Body.Get("n").Int(); ok && n > 1 {
+		// Of one of the choices, which found the first one's blocks in the cache.
+		u.Cached = openai.Unknown
+	}
 	if x.countsOther() {
 		u.Prompt, u.Cached = openai.Unknown, openai.Unknown
 	}
