@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Installs what the tests use besides Go: a C compiler (race detector), libzmq
-# and Node.js (independent peers), and the real tokenizers. Idempotent.
+# and Node.js (independent peers), etcd (for the Kubernetes API, which kube.sh
+# builds) and the real tokenizers. Idempotent.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 missing=()
 command -v gcc >/dev/null || missing+=(gcc libc6-dev)
 command -v make >/dev/null || missing+=(make)
 [ -e /usr/include/zmq.h ] || missing+=(libzmq3-dev)
+command -v etcd >/dev/null || missing+=(etcd-server)
 command -v npm >/dev/null || missing+=(nodejs npm)
 if [ ${#missing[@]} -gt 0 ]; then
   if [ "$(id -u)" != 0 ]; then

@@ -7,6 +7,8 @@ start=$SECONDS
 say() { printf '\n== %s (%d s)\n' "$*" $((SECONDS - start)); }
 
 scripts/deps.sh
+scripts/kube.sh & # beside what follows: the first build is long
+kube=$!
 export KINFERENCE_INTEROP=1 # a peer that is missing fails its test instead of skipping it
 
 say "tools"
@@ -31,6 +33,9 @@ say "modules build on their own"
 for dir in $(go list -m -f '{{.Dir}}'); do
   (cd "$dir" && GOWORK=off go mod tidy -diff >/dev/null) || { echo "$dir: run make tidy"; exit 1; }
 done
+
+say "kube-apiserver"
+wait "$kube"
 
 say "tests with the race detector"
 go test -race -timeout 20m work
