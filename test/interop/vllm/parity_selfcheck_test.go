@@ -17,7 +17,9 @@ import (
 // or tokenizer is another one is named, and costs neither an answer nor a hit.
 func TestParitySelfCheck(t *testing.T) {
 	env := rig.Require(t)
-	engines := rig.Start(t, env, rig.Options{}, rig.Options{Model: "llama"})
+	// One with the render routes, which vLLM 0.32 serves only if told to, and one
+	// that can be asked at /tokenize only.
+	engines := rig.Start(t, env, rig.Options{Args: []string{"--enable-scale-out"}}, rig.Options{Model: "llama"})
 	f := rig.NewFront(t, env, rig.FrontOptions{PassTokenIDs: true}, engines...)
 	engines = engines[:1] // llama only proves its own folder
 	statusOf := func(model string) *routerv1.ProfileStatus {
