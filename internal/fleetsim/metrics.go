@@ -35,6 +35,10 @@ func engineMetrics(rank int, c *Config, sleep int, st engine.Stats, h histograms
 	if algorithm == "" {
 		algorithm = string(vllm.SHA256)
 	}
+	share := "0.9"
+	if wording(c.Version).modern() {
+		share = "0.92"
+	}
 	return vllm.EngineMetrics{
 		Rank: rank,
 		Metrics: vllm.Metrics{
@@ -47,7 +51,7 @@ func engineMetrics(rank int, c *Config, sleep int, st engine.Stats, h histograms
 		CachedPromptTokens: float64(st.CachedTokens),
 		Finished:           map[string]float64{"stop": float64(st.Stopped), "length": float64(st.Lengthed), "abort": float64(st.Aborted)},
 		CacheConfig: []string{
-			"cache_dtype", "auto", "enable_prefix_caching", "True", "gpu_memory_utilization", "0.9", "prefix_caching_hash_algo", algorithm,
+			"cache_dtype", "auto", "enable_prefix_caching", "True", "gpu_memory_utilization", share, "prefix_caching_hash_algo", algorithm,
 		},
 		TTFT: h.ttft, InterToken: h.interToken, TimePerOutputToken: h.perToken, E2E: h.e2e, Queue: h.queue, Inference: h.inference,
 		Prefill: h.prefill, Decode: h.decode,
