@@ -22,7 +22,7 @@ import (
 
 var (
 	rounds = flag.Int("rounds", 1, "how often each policy runs")
-	others = flag.Int("others", 0, "in how many of the rounds roundrobin and leastrequests run too")
+	others = flag.Int("others", 0, "in how many of the rounds roundrobin, leastrequests and the single stream run too")
 	docs   = flag.String("docs", "", "folder of the page and its plots; empty: none are written")
 	out    = flag.String("out", "", "folder of vllm-bench.json; empty: it is not written")
 	only   = flag.String("only", "", "scenarios to run, by comma; empty: all")
@@ -66,8 +66,10 @@ func TestBench(t *testing.T) {
 			}
 			b.run(t, load, guidellm.Kinference, "", round)
 		}
-		b.run(t, guidellm.OneByOne, guidellm.Direct, "", round)
-		b.run(t, guidellm.OneByOne, guidellm.Kinference, "", round)
+		if round <= *others {
+			b.run(t, guidellm.OneByOne, guidellm.Direct, "", round)
+			b.run(t, guidellm.OneByOne, guidellm.Kinference, "", round)
+		}
 	}
 	if t.Failed() {
 		t.Fatal("nothing is written")

@@ -44,7 +44,7 @@ func (l Load) Requests() int { return l.Conversations * l.Turns }
 // their lengths, on engines with a tenth of their cache.
 var (
 	SharedPrefix = Load{Name: "S1v", Title: "shared prefix", Data: "prompt_tokens=30,output_tokens=21,prefix_count=12,prefix_tokens=2000",
-		Streams: 8, RampUp: 4, Prefixes: 12, Conversations: 120, Turns: 1, WarmUp: 24}
+		Streams: 8, RampUp: 4, Prefixes: 12, Conversations: 96, Turns: 1, WarmUp: 24}
 	MultiTurn = Load{Name: "S2v", Title: "multi-turn", Data: "first_prompt_tokens=300,prompt_tokens=120,output_tokens=16,turns=12",
 		Streams: 12, RampUp: 4, Conversations: 24, Turns: 12, WarmUp: 72}
 	// OneByOne shows what the way through the gateway adds: one stream, one engine.
