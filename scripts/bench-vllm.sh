@@ -11,7 +11,10 @@ export KINFERENCE_VLLM KINFERENCE_VLLM_MODELS KINFERENCE_GUIDELLM KINFERENCE_VLL
 
 # A test that is killed leaves its engines behind.
 finish() {
-  [ $? -eq 0 ] || while read -r group; do kill -KILL -- "-$group" 2>/dev/null || true; done <"$KINFERENCE_VLLM_PIDS"
+  local group
+  while read -r group; do
+    if pgrep -g "$group" -f -i vllm >/dev/null; then kill -KILL -- "-$group" || true; fi
+  done <"$KINFERENCE_VLLM_PIDS"
   rm -f "$KINFERENCE_VLLM_PIDS"
 }
 trap finish EXIT
