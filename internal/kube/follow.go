@@ -90,6 +90,22 @@ func (s *Source) follow(kind, namespace string, gvr schema.GroupVersionResource,
 	return f, errors.Join(err, silent, added)
 }
 
+// NewInformer keeps a copy of the resources of a namespace that have the labels
+// of a selector. It is for few resources, which are kept as they come.
+func NewInformer(client dynamic.Interface, gvr schema.GroupVersionResource, namespace, selector string) cache.SharedIndexInformer {
+	r := client.Resource(gvr).Namespace(namespace)
+	return newInformer(client, &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.LabelSelector = selector
+			return r.List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.LabelSelector = selector
+			return r.Watch(ctx, o)
+		},
+	}, gvr.String())
+}
+
 func newInformer(client dynamic.Interface, lw *cache.ListWatch, name string) cache.SharedIndexInformer {
 	return cache.NewSharedIndexInformerWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, client), &unstructured.Unstructured{},
 		cache.SharedIndexInformerOptions{ObjectDescription: name, Indexers: cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}})

@@ -391,3 +391,17 @@ func (s *Source) Objects() ([]resources.Object, bool) {
 	}
 	return out, true
 }
+
+// Newest returns a resource as it is now, with its status; nil when it is gone.
+func (s *Source) Newest(r *Resource) resources.Object {
+	for _, f := range s.kinds {
+		if f.scope != r.Scope {
+			continue
+		}
+		obj, _, err := f.informer.GetStore().GetByKey(r.Object.GetNamespace() + "/" + r.Object.GetName())
+		if o, ok := obj.(*stored); ok && err == nil {
+			return o.Object
+		}
+	}
+	return nil
+}
