@@ -22,7 +22,7 @@ import (
 const captures = "testdata/captures"
 
 // capturedReleases are those that must be there.
-var capturedReleases = []string{"0.23.0", "0.32.0"}
+var capturedReleases = []string{"0.23.0", "0.24.0", "0.32.0"}
 
 // capture is one file of lines; the first line says where it comes from.
 type capture struct {
@@ -66,6 +66,20 @@ type line struct {
 
 	// Folders of adapters by their names.
 	Adapters map[string]string
+}
+
+// blocks is the size of the pool, from the engine's flags.
+func (l *line) blocks(t *testing.T) int {
+	t.Helper()
+	i := slices.Index(l.Flags, "--num-gpu-blocks-override")
+	if i < 0 {
+		t.Fatal("the engine has no fixed number of blocks")
+	}
+	n, err := strconv.Atoi(l.Flags[i+1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }
 
 // cached is the engine's own count of tokens that it did not compute.
@@ -282,7 +296,8 @@ func TestCapturedMetrics(t *testing.T) {
 				}
 				usages = append(usages, l)
 			}
-			want := vllm.Metrics{BlockSize: 32, NumBlocks: 25}
+			head := load(t, filepath.Join(dir, done.Idle.After)).head
+			want := vllm.Metrics{BlockSize: head.BlockSize, NumBlocks: head.blocks(t)}
 			for _, u := range usages {
 				want.PromptTokens += float64(u.Usage.Prompt)
 				want.PrefixQueries += float64(u.Usage.Prompt)
@@ -291,7 +306,7 @@ func TestCapturedMetrics(t *testing.T) {
 			}
 			v, _ := vllm.ParseVersion(release)
 			if v.AtLeast(vllm.V0_24) {
-				want.KVCacheTokens = 32 * 25
+				want.KVCacheTokens = want.BlockSize * want.NumBlocks
 			}
 			idle := metrics(t, dir, "metrics-idle.txt")[0]
 			if idle.Preemptions == 0 {
@@ -525,7 +540,7 @@ func TestCapturedKey(t *testing.T) {
 			}
 		}
 		// The series about adapters names no engine and is none.
-		if m := metrics(t, filepath.Join(captures, c.release), "metrics-lora.txt"); len(m) != 1 || m[0].NumBlocks != 200 {
+		if m := metrics(t, filepath.Join(captures, c.release), "metrics-lora.txt"); len(m) != 1 || m[0].NumBlocks != c.head.blocks(t) {
 			t.Errorf("engines: %+v", m)
 		}
 	})

@@ -2,8 +2,10 @@ package vllm_test
 
 import (
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"math"
+	"os"
 	"reflect"
 	"strings"
 	"testing"
@@ -241,6 +243,48 @@ func TestAppendBatch(t *testing.T) {
 	}
 }
 
+// structs.jsonl holds what the event classes of many releases encode to, by
+// test/interop/vllm/structs.py: we write the same and read it in full.
+func TestStructs(t *testing.T) {
+	full := event(vllm.BlockStored, func(e *vllm.Event) {
+		e.Hashes, e.Parent, e.HasParent = []uint64{7982712666671721126, 5}, 12675106281628537544, true
+		e.Tokens, e.BlockSize = []uint32{1, 2, 3, 300, 5, 6, 7, 70000}, 4
+		e.LoRAID, e.Medium, e.LoRAName = 7, "GPU", "sql"
+		e.ExtraKeys = [][]vllm.ExtraKey{{{Text: "sql"}, {Text: "image", Offset: -3, HasOffset: true}, {Text: "salt"}}, {{Text: "sql"}}}
+		e.Group, e.SpecKind, e.SlidingWindow, e.Locality = 1, "sliding_window", 1024, "LOCAL"
+	})
+	least := event(vllm.BlockStored, func(e *vllm.Event) { e.Hashes, e.Tokens, e.BlockSize = []uint64{5}, []uint32{9}, 1 })
+	removed := event(vllm.BlockRemoved, func(e *vllm.Event) {
+		e.Hashes, e.Medium, e.Group, e.Locality = full.Hashes, "GPU", 1, "LOCAL"
+	})
+	removedLeast := event(vllm.BlockRemoved, func(e *vllm.Event) { e.Hashes = []uint64{5} })
+	batch := vllm.Batch{TS: 1.5, Rank: 3, Events: []vllm.Event{full, least, removed, removedLeast, event(vllm.AllBlocksCleared, nil)}}
+	raw, err := os.ReadFile("testdata/structs.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
+	if len(lines) < 20 {
+		t.Errorf("%d releases only", len(lines))
+	}
+	for _, text := range lines {
+		var l struct{ VLLM, Payload string }
+		if err := json.Unmarshal([]byte(text), &l); err != nil {
+			t.Fatal(err)
+		}
+		t.Run(l.VLLM, func(t *testing.T) {
+			v, ok := vllm.ParseVersion(l.VLLM)
+			if got := hex.EncodeToString(vllm.AppendBatch(nil, &batch, v)); !ok || got != l.Payload {
+				t.Errorf("as %v:\nours %s\nwant %s", v, got, l.Payload)
+			}
+			b := decode(t, unhex(t, l.Payload))
+			if len(b.Events) != len(batch.Events) || !cmp.Equal(b.Events[0].Tokens, full.Tokens) {
+				t.Errorf("read as %+v", b)
+			}
+		})
+	}
+}
+
 // What each version can say comes back from its own encoding.
 func TestRoundTrip(t *testing.T) {
 	full := event(vllm.BlockStored, func(e *vllm.Event) {
@@ -260,8 +304,11 @@ func TestRoundTrip(t *testing.T) {
 			if !v.AtLeast(vllm.V0_11) {
 				s.Medium, r.Medium = "", ""
 			}
+			if !v.AtLeast(vllm.V0_14) {
+				s.LoRAName = ""
+			}
 			if !v.AtLeast(vllm.V0_19) {
-				s.LoRAName, s.ExtraKeys = "", nil
+				s.ExtraKeys = nil
 			}
 			if !v.AtLeast(vllm.V0_20) {
 				s.Group, r.Group = -1, -1
@@ -316,7 +363,7 @@ func TestEventHelpers(t *testing.T) {
 		}
 	}
 	for release, want := range map[string]vllm.Version{
-		"": vllm.V0_24, "0.10.1.1": vllm.V0_10, "v0.22.0": vllm.V0_20, "0.25.1": vllm.V0_24, "0.32.0+cpu": vllm.V0_32, "0.40": vllm.V0_32,
+		"": vllm.V0_24, "0.10.1.1": vllm.V0_10, "0.10.2": vllm.V0_11, "v0.21.0": vllm.V0_20, "0.22": vllm.V0_23, "0.25.1": vllm.V0_24, "0.32.0+cpu": vllm.V0_32, "0.40": vllm.V0_32,
 	} {
 		if got, ok := vllm.ParseVersion(release); !ok || got != want {
 			t.Errorf("ParseVersion(%q) = %v, %v, want %v", release, got, ok, want)
@@ -330,7 +377,7 @@ func TestEventHelpers(t *testing.T) {
 }
 
 var versions = []vllm.Version{
-	vllm.V0_10, vllm.V0_11, vllm.V0_19, vllm.V0_20, vllm.V0_23, vllm.V0_24, vllm.V0_26, vllm.V0_31, vllm.V0_32,
+	vllm.V0_10, vllm.V0_11, vllm.V0_14, vllm.V0_19, vllm.V0_20, vllm.V0_23, vllm.V0_24, vllm.V0_26, vllm.V0_31, vllm.V0_32,
 }
 
 // stepBatch is a batch of the usual size: 256 new tokens in 16 blocks.

@@ -37,6 +37,9 @@ func arrayFields(k Kind, v Version) int {
 	if v.AtLeast(V0_11) {
 		stored, removed = 6, 2
 	}
+	if v.AtLeast(V0_14) {
+		stored = 7
+	}
 	if v.AtLeast(V0_19) {
 		stored = 8
 	}

