@@ -128,14 +128,14 @@ func TestEvents(t *testing.T) {
 }
 
 func TestReplay(t *testing.T) {
-	for _, v := range []vllm.Version{vllm.V0_10, vllm.V0_23, vllm.V0_24, vllm.V0_25} {
+	for _, v := range []vllm.Version{vllm.V0_10, vllm.V0_23, vllm.V0_24, vllm.V0_26} {
 		t.Run(v.String(), func(t *testing.T) {
 			w := start(t, fleetsim.Config{BufferSteps: 4, Version: v})
 			for i := range 6 {
 				post(t, w, "/v1/completions", `{"prompt":`+ids(1000*i, 16)+`,"max_tokens":1}`)
 			}
 			want := 3 // "", seq, payload
-			if v == vllm.V0_25 {
+			if v == vllm.V0_26 {
 				want = 4
 			}
 			for _, c := range []struct {

@@ -102,7 +102,7 @@ func TestIndexEqualsTheFleet(t *testing.T) {
 	}{
 		{"plain", small(16, 300, nil), vllm.V0_24, false},
 		{"old", small(8, 200, nil), vllm.V0_19, false},
-		{"hybrid", small(32, 150, hybrid), vllm.V0_25, false},
+		{"hybrid", small(32, 150, hybrid), vllm.V0_26, false},
 		{"lastcopy", small(16, 300, nil), vllm.V0_23, true},
 	} {
 		for r := range 2 {

@@ -30,6 +30,12 @@ func (c *capture) algorithm() vllm.HashAlgorithm {
 	return vllm.SHA256
 }
 
+// blind tells that the events do not say what l was asked for: the adapter's
+// name is missing before 0.14, where it has a number, and the salt before 0.17.
+func (c *capture) blind(l *line) bool {
+	return l.LoRA != "" && !c.version.AtLeast(vllm.V0_14) || l.Salt != "" && !c.version.AtLeast(vllm.V0_19)
+}
+
 // keys are the extra keys of a block of the sequence that l asked for.
 func (c *capture) keys(l *line, first bool) (keys []vllm.ExtraKey) {
 	if l.LoRA != "" {
@@ -87,7 +93,7 @@ func (f *follower) stored(t *testing.T, e *vllm.Event, payload []byte) {
 		t.Errorf("%s: %d tokens were cached, the first block that is stored starts at %d", f.asked.Step, f.asked.cached(), start)
 	}
 	f.first = false
-	if f.c.version.AtLeast(vllm.V0_19) && e.LoRAName != f.asked.LoRA {
+	if f.c.version.AtLeast(vllm.V0_14) && e.LoRAName != f.asked.LoRA {
 		t.Errorf("%s: adapter %q, want %q", f.asked.Step, e.LoRAName, f.asked.LoRA)
 	}
 	if (e.LoRAID > 0) != (f.asked.LoRA != "") {
@@ -106,7 +112,7 @@ func (f *follower) stored(t *testing.T, e *vllm.Event, payload []byte) {
 		}
 		at.digest = algorithm.Block(at.digest, tokens, keys)
 		at.prefix = append(slices.Clone(at.prefix), tokens...)
-		if known {
+		if known && !f.c.blind(f.asked) {
 			f.hashes++
 			if at.digest.Wire() != hash {
 				t.Errorf("%s: block %d has the hash %d, we compute %d", f.asked.Step, i, hash, at.digest.Wire())
@@ -143,7 +149,12 @@ func TestCapturedBlocks(t *testing.T) {
 			if f.asked == nil {
 				return
 			}
-			if got, want := matched(f.asked), len(f.asked.Prompt)/c.head.BlockSize*c.head.BlockSize; got != want {
+			// What events do not tell the index cannot know: it finds nothing.
+			blocks := len(f.asked.Prompt) / c.head.BlockSize
+			if c.blind(f.asked) {
+				blocks = 0
+			}
+			if got, want := matched(f.asked), blocks*c.head.BlockSize; got != want {
 				t.Errorf("after %s the index has %d of %d tokens", f.asked.Step, got, want)
 			}
 			f.asked = nil
@@ -166,7 +177,7 @@ func TestCapturedBlocks(t *testing.T) {
 					got = l.cached() // the other groups must have the prefix too
 					upper++
 				}
-				if got != l.cached() {
+				if got != l.cached() && !c.blind(l) {
 					t.Errorf("%s: the index predicts %d cached tokens, the engine had %d", l.Step, got, l.cached())
 				}
 			case l.Reset != 0:

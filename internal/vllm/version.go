@@ -32,9 +32,6 @@ const (
 	V0_31
 	// V0_32 is V0_31 on the event sockets; metrics and HTTP differ.
 	V0_32
-
-	// V0_25 is an old name of V0_26.
-	V0_25 = V0_26
 )
 
 // releases lists the generations from old to new.

@@ -20,7 +20,7 @@ import (
 func TestIndexEqualsTheFleet(t *testing.T) {
 	faults := fleetsim.Faults{DropEvents: .01, DuplicateEvents: .01, ReorderEvents: .01}
 	var workers []*fleetsim.Worker
-	for i, v := range []vllm.Version{vllm.V0_24, vllm.V0_23, vllm.V0_25} {
+	for i, v := range []vllm.Version{vllm.V0_24, vllm.V0_23, vllm.V0_26} {
 		workers = append(workers, startWorker(t, fleetsim.Config{
 			Name: uid(i), Profile: profile(400), Ranks: 2, TimeScale: 400, Seed: int64(i), Version: v, LoRAs: loras, Faults: faults,
 		}))

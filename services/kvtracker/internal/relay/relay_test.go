@@ -15,7 +15,7 @@ import (
 )
 
 func TestFollowFromTheStart(t *testing.T) {
-	for _, v := range []vllm.Version{vllm.V0_23, vllm.V0_24, vllm.V0_25} {
+	for _, v := range []vllm.Version{vllm.V0_23, vllm.V0_24, vllm.V0_26} {
 		t.Run(v.String(), func(t *testing.T) {
 			f := newFixture(t, testenv.NATS(t))
 			e := newEngine(t, &engine{version: v, buffer: 1000})
