@@ -95,6 +95,28 @@ MODELS = {
             "partial_rotary_factor": 0.25,
         },
     ),
+    # Groups 0 to 2 are short convolutions (kind mamba) with blocks of 32 tokens, group 3 full attention with blocks of 64,
+    # but of 32 for a tail that fills half a block: two sizes in one group.
+    "hybrid-conv": (
+        "qwen3",
+        {
+            **TINY,
+            **QWEN3,
+            "architectures": ["Lfm2ForCausalLM"],
+            "model_type": "lfm2",
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "conv", "full_attention", "conv"],
+            "conv_L_cache": 3,
+            "conv_bias": False,
+            "conv_dim": 128,
+            "conv_dim_out": 128,
+            "block_dim": 128,
+            "block_ff_dim": 256,
+            "block_multiple_of": 32,
+            "block_auto_adjust_ff_dim": False,
+            "norm_eps": 1e-5,
+        },
+    ),
     # Heavy enough that prefill is what a request waits for: see README.md for its speed.
     "qwen-wide": ("qwen3", {**QWEN, "hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 12, "num_attention_heads": 8}),
 }
