@@ -55,6 +55,9 @@ func (t *tree) value(n *yaml.Node, line int, path string) any {
 	case "!!null":
 		return nil
 	case "!!str", "!!timestamp":
+		if isOldBoolean(n) {
+			t.faultf(line, path, "%q is a boolean to kubectl, which reads YAML 1.1: write it in quotes", n.Value)
+		}
 		return n.Value
 	case "!!int":
 		var v int64
@@ -73,6 +76,20 @@ func (t *tree) value(n *yaml.Node, line int, path string) any {
 		}
 	}
 	return t.faultf(line, path, "%q is no value that resources can have", abbreviate(n.Value))
+}
+
+// isOldBoolean tells whether YAML 1.1 sees a boolean where we see a string: a file
+// must mean the same to everybody.
+func isOldBoolean(n *yaml.Node) bool {
+	const quoted = yaml.TaggedStyle | yaml.DoubleQuotedStyle | yaml.SingleQuotedStyle | yaml.LiteralStyle | yaml.FoldedStyle
+	if n.Style&quoted != 0 {
+		return false
+	}
+	switch n.Value {
+	case "y", "Y", "yes", "Yes", "YES", "on", "On", "ON", "n", "N", "no", "No", "NO", "off", "Off", "OFF":
+		return true
+	}
+	return false
 }
 
 func (t *tree) mapping(n *yaml.Node, path string) any {
