@@ -30,6 +30,7 @@ func Connect(kubeconfig string) (*rest.Config, error) {
 		return nil, fmt.Errorf("read how to reach the Kubernetes API: %w", err)
 	}
 	c.UserAgent = "kinference"
+	c.WarningHandler = rest.NoWarnings{} // they would go past the log
 	return c, nil
 }
 
