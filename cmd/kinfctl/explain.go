@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -39,6 +40,12 @@ func explainCommand() *cobra.Command {
 func printDecision(w io.Writer, d *routerv1.Decision) error {
 	fmt.Fprintf(w, "request    %s\nmodel      %s (pool %s)\ndecided    %s by %s, catalog version %d\nchosen     %s\nreason     %s\n",
 		d.RequestId, d.Model, d.Pool, time.Unix(0, d.DecidedUnixNanos).UTC().Format(time.RFC3339Nano), d.Policy, d.CatalogVersion, d.Chosen, d.Reason)
+	if v := d.Verdict; v != nil {
+		fmt.Fprintf(w, "policy     %s\n", policyVerdict(v))
+	}
+	if v := d.Shadow; v != nil {
+		fmt.Fprintf(w, "dry run    %s\n", policyVerdict(v))
+	}
 	if d.ServedBy != "" && d.ServedBy != d.Chosen {
 		fmt.Fprintf(w, "served by  %s (after failover)\n", d.ServedBy)
 	}
@@ -57,6 +64,22 @@ func printDecision(w io.Writer, d *routerv1.Decision) error {
 			c.PromptTokens, c.MatchedTokens, c.AnticipatedTokens, c.InFlight, c.Running, c.Waiting, 100*c.KvUsage, c.Dropped)
 	}
 	return t.Flush()
+}
+
+// policyVerdict is what policies decided in words.
+func policyVerdict(v *routerv1.Verdict) string {
+	rule := "no rule matches"
+	if v.Rule != "" {
+		rule = "rule " + v.Rule
+	}
+	out := rule + ": " + v.Action
+	if v.Chosen != "" {
+		out += fmt.Sprintf(" to %s (stage %d)", v.Chosen, v.Stage+1)
+	}
+	if len(v.Emptied) > 0 {
+		out += ", after " + strings.Join(v.Emptied, ", ") + " had nothing left"
+	}
+	return out
 }
 
 func ms(d interface{ AsDuration() time.Duration }) string {

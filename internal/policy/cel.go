@@ -25,8 +25,8 @@ const (
 
 // expression is a compiled CEL expression that yields a bool.
 type expression struct {
-	program   cel.Program
-	readsTags bool
+	program                 cel.Program
+	readsTags, readsHeaders bool
 }
 
 // subject is what `request` stands for: a request under the assumptions of one
@@ -174,6 +174,7 @@ func newExpression(text string) (*expression, error) {
 		switch x.Kind() {
 		case ast.SelectKind:
 			e.readsTags = e.readsTags || x.AsSelect().FieldName() == "tags"
+			e.readsHeaders = e.readsHeaders || x.AsSelect().FieldName() == "headers"
 		case ast.CallKind:
 			e.readsTags = e.readsTags || x.AsCall().FunctionName() == "tagged"
 		case ast.ComprehensionKind:

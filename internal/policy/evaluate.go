@@ -214,16 +214,28 @@ func (s *Set) Models(model string) []string {
 
 // ReadsTags reports whether a rule that could match a request for the model
 // looks at tags, so that the prompt must be classified.
-func (s *Set) ReadsTags(model string) bool {
+func (s *Set) ReadsTags(model string) bool { return s.reads(model, (*match).readsTags) }
+
+// ReadsHeaders reports the same of headers.
+func (s *Set) ReadsHeaders(model string) bool { return s.reads(model, (*match).readsHeaders) }
+
+func (s *Set) reads(model string, what func(*match) bool) bool {
 	for _, r := range s.all() {
 		if !r.couldMatch(model) {
 			continue
 		}
-		if slices.ContainsFunc(r.matches, func(m match) bool { return (m.model == "" || m.model == model) && m.readsTags() }) {
-			return true
+		for i := range r.matches {
+			if m := &r.matches[i]; (m.model == "" || m.model == model) && what(m) {
+				return true
+			}
 		}
-		if r.route != nil && slices.ContainsFunc(r.route.exclude, func(x exclude) bool { return x.onlyIf != nil && x.onlyIf.readsTags() }) {
-			return true
+		if r.route == nil {
+			continue
+		}
+		for i := range r.route.exclude {
+			if m := r.route.exclude[i].onlyIf; m != nil && what(m) {
+				return true
+			}
 		}
 	}
 	return false

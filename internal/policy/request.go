@@ -200,3 +200,8 @@ func claimHas(claim any, value string) bool {
 func (m *match) readsTags() bool {
 	return len(m.all)+len(m.any)+len(m.none) > 0 || m.when != nil && m.when.readsTags
 }
+
+// readsHeaders reports whether the match depends on headers.
+func (m *match) readsHeaders() bool {
+	return len(m.headers) > 0 || m.when != nil && m.when.readsHeaders
+}

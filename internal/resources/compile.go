@@ -439,12 +439,19 @@ func (c *compiler) once(what string, o *object, field, msg string) {
 // notYet says what is checked but has no effect so far.
 func (c *compiler) notYet() {
 	for kind, what := range map[string]string{
-		v1alpha1.KindGatewayBackend:    "the gateway serves every pool on every host, without authentication, whatever a GatewayBackend says",
-		v1alpha1.KindInferenceProvider: "no request is sent to a provider",
-		v1alpha1.KindInferenceTenant:   "callers are not authenticated, and limits are not kept",
+		v1alpha1.KindGatewayBackend:  "the gateway serves every pool on every host, without authentication, whatever a GatewayBackend says",
+		v1alpha1.KindInferenceTenant: "callers are not authenticated, and limits are not kept",
 	} {
 		if list := c.good[kind]; len(list) > 0 {
 			c.once(kind, list[0], "", "has no effect yet: "+what)
+		}
+	}
+	for _, o := range c.good[v1alpha1.KindInferenceProvider] {
+		switch p := &o.Object.(*v1alpha1.InferenceProvider).Spec; {
+		case p.Schema != v1alpha1.SchemaOpenAI && p.Schema != v1alpha1.SchemaOpenAICompatible:
+			c.once("schema", o, "spec.schema", "is not spoken yet: the provider gets no requests")
+		case p.Credentials != nil:
+			c.once("credentials", o, "spec.credentials", "are not sent yet: the provider gets no requests")
 		}
 	}
 	for _, o := range c.good[v1alpha1.KindInferencePolicy] {

@@ -84,6 +84,8 @@ func (s *Scheduler) estimate(t float64, c *Candidate, est *Estimate) {
 	est.ttft = wait + prefill
 	est.Wait, est.Prefill = s.duration(wait), s.duration(prefill)
 	est.TTFT = est.Wait + est.Prefill
+	est.ITL = s.duration(speed.decodeStep(b+1, ctx+float64(est.Tokens)) * slow)
+	est.Work = s.duration(est.work)
 }
 
 // pagesWait is the time until the worker has enough free KV blocks to hold

@@ -100,6 +100,9 @@ type Estimate struct {
 	Cached int
 	// TTFT = Wait + Prefill.
 	TTFT, Wait, Prefill time.Duration
+	// ITL is the time of a decode step with the request among those that run,
+	// and Work that of its prefill without what runs beside it.
+	ITL, Work time.Duration
 	// InFlight counts the worker's requests in the ledger.
 	InFlight int
 	// Others counts requests that the engine reports and the ledger does
@@ -174,32 +177,51 @@ func New(set Settings) (*Scheduler, error) {
 	return s, nil
 }
 
+// Choose picks among the candidates of a decision. It gets the estimates and a
+// function that sorts any of their indices, best first, and returns the indices
+// of those that may serve, best first, and whether the first one is to be booked.
+// It is called under the scheduler's lock: it must be quick and not call back.
+type Choose func(e []Estimate, rank func(order []int)) (order []int, book bool)
+
 // Decide ranks the candidates, books the request at the first one and
 // explains. Without candidates the decision is empty and nothing is booked.
 // now must not go backwards by more than the jitter between callers.
 func (s *Scheduler) Decide(now time.Time, r Request, c []Candidate) Decision {
+	return s.DecideBy(now, r, c, func(e []Estimate, rank func([]int)) ([]int, bool) {
+		order := make([]int, len(e))
+		for i := range order {
+			order[i] = i
+		}
+		rank(order)
+		return order, true
+	})
+}
+
+// DecideBy is Decide with a choice of its own. Estimates and booking are one
+// step: no other decision comes in between.
+func (s *Scheduler) DecideBy(now time.Time, r Request, c []Candidate, choose Choose) Decision {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := s.clock(now)
 	s.expire(t)
 	s.remove(t, s.entries[r.ID])
-	d := Decision{Policy: s.policy.Name()}
-	if len(c) == 0 {
-		d.Reason = "no candidate"
-		return d
-	}
-	d.Estimates = make([]Estimate, len(c))
+	d := Decision{Policy: s.policy.Name(), Estimates: make([]Estimate, len(c))}
 	for i := range c {
 		s.estimate(t, &c[i], &d.Estimates[i])
 	}
-	d.Order = make([]int, len(c))
-	for i := range d.Order {
-		d.Order[i] = i
-	}
-	s.policy.Rank(d.Order, &r, d.Estimates, s.rng)
-	d.Reason = reason(d.Policy, d.Order, d.Estimates)
-	if r.ID != "" {
-		s.book(t, &r, &d.Estimates[d.Order[0]])
+	book := false
+	d.Order, book = choose(d.Estimates, func(order []int) {
+		if len(order) > 0 {
+			s.policy.Rank(order, &r, d.Estimates, s.rng)
+		}
+	})
+	if len(d.Order) == 0 {
+		d.Reason = "no candidate"
+	} else {
+		d.Reason = reason(d.Policy, d.Order, d.Estimates)
+		if book && r.ID != "" {
+			s.book(t, &r, &d.Estimates[d.Order[0]])
+		}
 	}
 	for i := range d.Estimates {
 		d.Estimates[i].w, d.Estimates[i].c = nil, nil

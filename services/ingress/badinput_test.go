@@ -133,6 +133,14 @@ func TestBodyMemory(t *testing.T) {
 	await(t, "the worker to be left", left)
 }
 
+// rejection is the router's error where a policy's rule refuses a request.
+func rejection() error {
+	err := rpc.Error(connect.CodePermissionDenied, "secret detail", 0)
+	d, _ := connect.NewErrorDetail(&routerv1.Rejection{Reason: "PromptTooLong", Message: "Use less words.", Rule: "secret/p/r"})
+	err.AddDetail(d)
+	return err
+}
+
 func TestNoWorker(t *testing.T) {
 	e := start(t, nil).ready()
 	for name, tt := range map[string]struct {
@@ -142,7 +150,8 @@ func TestNoWorker(t *testing.T) {
 		code   string
 	}{
 		"none ready":    {rpc.Error(connect.CodeUnavailable, "no worker", 3e9), 503, "3", "service_unavailable"},
-		"full":          {rpc.Error(connect.CodeResourceExhausted, "full", 0), 503, "1", "service_unavailable"},
+		"full":          {rpc.Error(connect.CodeResourceExhausted, "full", 0), 429, "1", "saturated"},
+		"rejected":      {rejection(), 403, "", "policy_rejected"},
 		"model is gone": {rpc.Error(connect.CodeNotFound, "no model", 0), 404, "", "model_not_found"},
 		"too long":      {rpc.Error(connect.CodeOutOfRange, "too long", 0), 400, "", "context_length_exceeded"},
 		"refused":       {rpc.Error(connect.CodeInvalidArgument, "bad", 0), 400, "", ""},

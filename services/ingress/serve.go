@@ -55,14 +55,24 @@ type exchange struct {
 	model    *catalog.Model
 	prompts  []prompt.Prompt
 	body     []byte // as sent upstream, for bodyFor
-	bodyName string
+	bodyKind bodyKind
 	bodyIDs  *prompt.Prompt
+
+	attributes *routerv1.Attributes // for policies
+	retry      retry
 
 	routed   bool // the router has it in its ledger
 	attempts int
 	endpoint *routerv1.Endpoint // of the last attempt
 	status   int
 	result   proxy.Result
+}
+
+// bodyKind is what bodies to send upstream differ in.
+type bodyKind struct {
+	model    string
+	provider bool
+	ids      *prompt.Prompt
 }
 
 // serve runs the steps of a request. Each may answer and end it.
@@ -86,7 +96,10 @@ func (x *exchange) serve() {
 		e = x.resolve()
 	}
 	if e == nil {
-		x.prompts = x.server.prompts.Make(x.ctx, &x.req, x.model.Profiles)
+		x.attributes, e = x.attributesOf()
+	}
+	if e == nil {
+		x.prompts = x.server.prompts.Make(x.ctx, &x.req, x.model.Considered)
 		x.metrics.prompts(x.server.ctx, x.prompts)
 		e = x.fits()
 	}
@@ -169,7 +182,7 @@ func (x *exchange) fits() *openai.Error {
 		}
 		return true
 	})
-	if len(left) == 0 && len(x.prompts) > 0 {
+	if len(left) == 0 && len(x.prompts) > 0 && !x.model.External {
 		return openai.ContextLength(x.req.Route.PromptParam(), longest, tokens, x.req.MaxTokens)
 	}
 	x.prompts = left
@@ -209,7 +222,7 @@ func (x *exchange) forward() *openai.Error {
 			}
 			tried = append(tried, endpoint.GetWorker())
 			x.attempt(endpoint, header)
-			if !x.result.Retry {
+			if !x.result.Retry || !x.retry.allows(x.attempts, &x.result) {
 				return x.result.Err
 			}
 			last = x.result.Err
@@ -237,7 +250,7 @@ func (x *exchange) route(exclude []string) ([]*routerv1.Endpoint, *openai.Error)
 	connection, _ := x.r.Context().Value(connKey{}).(string)
 	request := &routerv1.RouteRequest{
 		RequestId: x.id, Model: x.req.Model, MaxTokens: uint32(x.req.MaxTokens), Connection: connection, Exclude: exclude, Whole: !x.req.Stream,
-		Prompts: make([]*routerv1.Prompt, len(x.prompts)),
+		Attributes: x.attributes, Prompts: make([]*routerv1.Prompt, len(x.prompts)),
 	}
 	for i := range x.prompts {
 		p := &x.prompts[i]
@@ -253,6 +266,7 @@ func (x *exchange) route(exclude []string) ([]*routerv1.Endpoint, *openai.Error)
 	for delay := 50 * time.Millisecond; ; delay *= 2 {
 		answer, err := x.router.Route(ctx, request)
 		if err == nil {
+			x.retry = retry{int(answer.GetAttempts()), answer.GetRetryOn()}
 			return answer.GetEndpoints(), noWorkers(answer.GetEndpoints())
 		}
 		after, told := rpc.RetryAfter(err)
@@ -269,7 +283,13 @@ func (x *exchange) route(exclude []string) ([]*routerv1.Endpoint, *openai.Error)
 		case code == connect.CodeInvalidArgument:
 			x.routed = before
 			return nil, openai.Invalid("", "", "The router refused the request.")
-		case told || code == connect.CodeResourceExhausted:
+		case code == connect.CodePermissionDenied:
+			x.routed = before
+			return nil, rejected(err)
+		case code == connect.CodeResourceExhausted:
+			x.routed = before
+			return nil, saturated(max(after, time.Second))
+		case told:
 			x.routed = before
 			return nil, openai.Overloaded("No model server is ready for this request. Try again later.", max(after, time.Second))
 		case code != connect.CodeUnavailable || delay > 400*time.Millisecond || ctx.Err() != nil:
@@ -322,12 +342,16 @@ func (x *exchange) bodyFor(endpoint *routerv1.Endpoint) ([]byte, error) {
 		name = x.req.Model
 	}
 	ids := x.passIDs(endpoint)
-	if x.body != nil && name == x.bodyName && ids == x.bodyIDs {
+	kind := bodyKind{name, endpoint.GetProvider() != "", ids}
+	if x.body != nil && kind == x.bodyKind {
 		return x.body, nil
 	}
 	var changes []openai.Change
 	if name != x.req.Model {
 		changes = append(changes, openai.Set(openai.AppendString(nil, name), "model"))
+	}
+	if endpoint.GetProvider() != "" { // it would not know what is the engine's own
+		changes = append(changes, openai.Remove("cache_salt"), openai.Remove("kv_transfer_params"))
 	}
 	if x.req.Stream && !x.req.IncludeUsage {
 		changes = append(changes, openai.Set([]byte("true"), "stream_options", "include_usage"),
@@ -354,7 +378,7 @@ func (x *exchange) bodyFor(endpoint *routerv1.Endpoint) ([]byte, error) {
 		}
 		x.body = out
 	}
-	x.bodyName, x.bodyIDs = name, ids
+	x.bodyKind, x.bodyIDs = kind, ids
 	return x.body, nil
 }
 

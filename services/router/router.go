@@ -20,6 +20,8 @@ import (
 	"github.com/kinference/kinference/services/router/internal/decisions"
 	"github.com/kinference/kinference/services/router/internal/fleet"
 	"github.com/kinference/kinference/services/router/internal/parity"
+	"github.com/kinference/kinference/services/router/internal/providers"
+	"github.com/kinference/kinference/services/router/internal/queue"
 )
 
 // Service is the router. Its settings must not change once Run was called.
@@ -38,6 +40,8 @@ type server struct {
 	fleet     *fleet.Table
 	affinity  *affinity.Table
 	decisions *decisions.Log
+	providers providers.Table
+	queue     *queue.Queue
 	tokens    *parity.Tokens
 	cached    *parity.Cached
 	catalog   *catalog.Publisher
@@ -70,7 +74,7 @@ func (s *Service) Run(ctx context.Context) error {
 	defer l.Close()
 	srv := &server{
 		Config: c, log: daemon.Logger(ctx), scheduler: scheduler,
-		affinity: &affinity.Table{}, decisions: decisions.New(c.DecisionLog), tokens: &parity.Tokens{}, catalog: catalog.NewPublisher(),
+		affinity: &affinity.Table{}, decisions: decisions.New(c.DecisionLog), queue: queue.New(maxQueued), tokens: &parity.Tokens{}, catalog: catalog.NewPublisher(),
 		workers: map[string]string{},
 	}
 	srv.cached = parity.NewCached(parity.Settings{TimeScale: c.TimeScale, Why: srv.whyBlind, Changed: srv.cachedChanged, Compared: srv.cachedCompared})
@@ -150,6 +154,7 @@ func (s *server) apply(ctx context.Context, c *resources.Catalog, ps resources.P
 	}
 	s.cached.Keep(func(id string) bool { return profiles[id] })
 	s.fleet.Watch(endpoints)
+	s.providers.Keep(c.Providers)
 	v := s.republish()
 	s.log.Info("catalog loaded", "version", v.Number, "models", len(c.Models), "workers", len(endpoints))
 	daemon.Ready(ctx, true)
@@ -183,7 +188,9 @@ func (s *server) republish() *catalog.Version {
 		return nil
 	}
 	s.noteBlind(c)
-	return s.catalog.Publish(c, s.fleet, s.tokens)
+	v := s.catalog.Publish(c, s.fleet, s.tokens)
+	s.fleet.Keep(v.Plan.Longest)
+	return v
 }
 
 // restarted is told of a worker whose engine process is a new one.

@@ -34,6 +34,12 @@ type Model struct {
 	Adapter     bool   // Name stands for a LoRA adapter of Root
 	MaxModelLen int    // tokens, 0 while unknown
 	Profiles    []*Profile
+	// Considered are Profiles and those of other models that a policy could send
+	// its requests to.
+	Considered []*Profile
+	External   bool // providers may serve it
+	// ReadsTags and ReadsHeaders say that a policy looks at those.
+	ReadsTags, ReadsHeaders bool
 }
 
 // Profile is one way of turning a request into blocks; see the proto.
@@ -80,11 +86,17 @@ func New(c *routerv1.Catalog) *View {
 		v.Profiles = append(v.Profiles, profile)
 	}
 	for _, m := range c.GetModels() {
-		model := &Model{Name: m.GetName(), Root: m.GetRoot(), MaxModelLen: int(m.GetMaxModelLen())}
+		model := &Model{Name: m.GetName(), Root: m.GetRoot(), MaxModelLen: int(m.GetMaxModelLen()), External: m.GetExternal(), ReadsTags: m.GetReadsTags(), ReadsHeaders: m.GetReadsHeaders()}
 		for _, id := range m.GetProfiles() {
 			if p := profiles[id]; p != nil {
 				model.Profiles = append(model.Profiles, p)
 				model.Adapter = model.Adapter || p.LoRA != ""
+			}
+		}
+		model.Considered = slices.Clip(model.Profiles)
+		for _, id := range m.GetConsidered() {
+			if p := profiles[id]; p != nil {
+				model.Considered = append(model.Considered, p)
 			}
 		}
 		v.byName[model.Name] = model

@@ -205,6 +205,15 @@ type encoded struct {
 	ok     bool
 }
 
+// Estimate is about how many tokens a request's prompt has, by the length of its
+// text.
+func Estimate(r *openai.Request) int {
+	if r.PromptTokens != nil {
+		return len(r.PromptTokens)
+	}
+	return (len(r.Tools) + len(r.Messages) + len(r.Prompt)) / approxBytes
+}
+
 // encode renders and tokenises r. Where our rendering fails the engine's may
 // not, and its refusal is the right one.
 func (m *model) encode(r *openai.Request) (e encoded) {

@@ -2,7 +2,6 @@ package tracker
 
 import (
 	"fmt"
-	"math"
 	"runtime"
 	"testing"
 	"time"
@@ -176,49 +175,5 @@ func TestCounts(t *testing.T) {
 	want.blocks[kvindex.GPU] = 5
 	if c != want {
 		t.Errorf("got %+v, want %+v", c, want)
-	}
-}
-
-func TestWindow(t *testing.T) {
-	start := time.Unix(1_700_000_000, 123)
-	at := func(s float64) time.Time { return start.Add(time.Duration(s * float64(time.Second))) }
-	type sample struct{ at, running float64 }
-	every := func(step, from, to, running float64) (out []sample) {
-		for t := from; t < to; t += step {
-			out = append(out, sample{t, running})
-		}
-		return out
-	}
-	join := func(parts ...[]sample) (out []sample) {
-		for _, p := range parts {
-			out = append(out, p...)
-		}
-		return out
-	}
-	tests := []struct {
-		name    string
-		samples []sample
-		want    float64
-	}{
-		{"one", []sample{{0, 7}}, 7},
-		{"weighted by time", []sample{{0, 10}, {0.25, 0}, {1, 0}}, 2.5},
-		{"steady", every(.25, 0, 60, 4), 4},
-		{"half and half", join(every(.25, 0, 15, 10), every(.25, 15, 30.1, 0)), 5},
-		{"only the last 30 s", join(every(.25, 0, 60, 100), every(.25, 60, 90.6, 1)), 1},
-		{"ten times as many samples", join(every(.025, 0, 15, 10), every(.025, 15, 30.01, 0)), 5},
-		{"a hole does not count", []sample{{0, 10}, {20, 0}, {22, 0}}, 5},
-		{"after a long hole", []sample{{0, 10}, {1000, 3}}, 3},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			var w window
-			for _, s := range tt.samples {
-				w.add(at(s.at), load{running: s.running})
-			}
-			// Half a second of 30 is the resolution.
-			if got := w.mean().running; math.Abs(got-tt.want) > max(tt.want*.02, .01) {
-				t.Errorf("got %v, want %v", got, tt.want)
-			}
-		})
 	}
 }

@@ -174,8 +174,8 @@ func (w *worker) state(now time.Time, stats kvindex.Stats) *kvtrackerv1.WorkerSt
 		s.Index.LastSeq = int64(min(w.next-1, math.MaxInt64))
 	}
 	if w.report != nil {
-		s.Load = w.window.last.proto()
-		s.LoadMean_30S = w.window.mean().proto()
+		last, _ := w.window.Last()
+		s.Load, s.LoadMean_30S = protoOf(last), protoOf(w.window.Mean(meanOver))
 		s.SampleAge = durationpb.New(max(now.Sub(w.fresh), 0))
 		s.TotalBlocks = w.report.GetTotalBlocks()
 		if s.BlockSize == 0 {

@@ -25,6 +25,7 @@ import (
 	"github.com/kinference/kinference/internal/daemon"
 	"github.com/kinference/kinference/internal/kvindex"
 	"github.com/kinference/kinference/internal/vllm"
+	"github.com/kinference/kinference/internal/window"
 	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
 )
 
@@ -91,8 +92,21 @@ type worker struct {
 
 	report *kvtrackerv1.WorkerReport // newest; nil for none
 	fresh  time.Time                 // when the newest sample was taken, by our clock
-	window window
+	window *window.Window
 	ready  bool // as watchers know it
+}
+
+// meanOver is the time of the means that watchers get.
+const meanOver = 30 * time.Second
+
+func newWindow() *window.Window { return window.New(meanOver, staleAfter) }
+
+func loadOf(l *kvtrackerv1.Load) window.Load {
+	return window.Load{Running: l.GetRunning(), Waiting: l.GetWaiting(), KVUsage: l.GetKvUsage()}
+}
+
+func protoOf(l window.Load) *kvtrackerv1.Load {
+	return &kvtrackerv1.Load{Running: l.Running, Waiting: l.Waiting, KvUsage: l.KVUsage}
 }
 
 // New returns a tracker that fills index. The context gives log and metrics.
@@ -168,7 +182,7 @@ func (t *Tracker) worker(id, set string) *worker {
 		if len(t.workers) >= maxWorkers {
 			return nil
 		}
-		w = &worker{id: id, seen: t.now()}
+		w = &worker{id: id, seen: t.now(), window: newWindow()}
 		t.workers[id] = w
 	}
 	w.set = set
@@ -232,7 +246,7 @@ func (t *Tracker) enterReport(r *kvtrackerv1.WorkerReport) (*worker, *kvindex.Op
 		if behind < clockStep || now.Sub(w.seen) <= staleAfter {
 			return nil, nil
 		}
-		w.window = window{} // it counts in the time of a clock that was set back
+		w.window = newWindow() // it counts in the time of a clock that was set back
 	}
 	w.report, w.seen, t.reported = r, now, now
 	if w.fresh = now; old == nil && at.Before(now) {
@@ -240,9 +254,7 @@ func (t *Tracker) enterReport(r *kvtrackerv1.WorkerReport) (*worker, *kvindex.Op
 		// and then our own clock is better than the difference of two.
 		w.fresh = at
 	}
-	if w.window.at.IsZero() || at.After(w.window.at) {
-		w.window.add(at, loadOf(r.GetLoad()))
-	}
+	w.window.Add(at, loadOf(r.GetLoad()))
 	w.ready = w.isReady(now)
 	t.hub.notify(w.id, false)
 	if old == nil || old.GetTotalBlocks() != r.GetTotalBlocks() || old.GetRemovalsLastCopy() != r.GetRemovalsLastCopy() {

@@ -28,6 +28,7 @@ import (
 type Version struct {
 	Number    uint64
 	Resources *resources.Catalog
+	Plan      *evaluate.Plan // of Resources
 	Message   *routerv1.WatchCatalogResponse
 }
 
@@ -86,7 +87,13 @@ func (p *Publisher) Publish(c *resources.Catalog, states States, verdicts Verdic
 		}
 		epochs = p.now.Message.Catalog.Epochs
 	}
-	m := build(c, states, verdicts, sizes, epochs)
+	var plan *evaluate.Plan
+	if p.now != nil && p.now.Resources == c {
+		plan = p.now.Plan
+	} else {
+		plan = evaluate.NewPlan(c)
+	}
+	m := build(c, plan, states, verdicts, sizes, epochs)
 	if p.now != nil {
 		m.Version = p.now.Number
 		if p.now.Resources == c && proto.Equal(m, p.now.Message.Catalog) {
@@ -96,7 +103,7 @@ func (p *Publisher) Publish(c *resources.Catalog, states States, verdicts Verdic
 	} else {
 		m.Version = uint64(time.Now().UnixMilli())
 	}
-	p.now = &Version{Number: m.Version, Resources: c, Message: &routerv1.WatchCatalogResponse{Catalog: m}}
+	p.now = &Version{Number: m.Version, Resources: c, Plan: plan, Message: &routerv1.WatchCatalogResponse{Catalog: m}}
 	close(p.changed)
 	p.changed = make(chan struct{})
 	return p.now
@@ -104,7 +111,7 @@ func (p *Publisher) Publish(c *resources.Catalog, states States, verdicts Verdic
 
 // build makes the message; sizes are the block sizes of profiles and epochs those
 // of workers as known before.
-func build(c *resources.Catalog, states States, verdicts Verdicts, sizes map[string]uint32, epochs map[string]string) *routerv1.Catalog {
+func build(c *resources.Catalog, plan *evaluate.Plan, states States, verdicts Verdicts, sizes map[string]uint32, epochs map[string]string) *routerv1.Catalog {
 	out := &routerv1.Catalog{Epochs: map[string]string{}}
 	now := time.Now()
 	lengths := map[*resources.Profile]int{}
@@ -146,18 +153,23 @@ func build(c *resources.Catalog, states States, verdicts Verdicts, sizes map[str
 			})
 		}
 	}
-	for _, m := range c.Models {
-		if len(m.Offers) == 0 {
-			continue // requests are not sent to providers yet
-		}
-		pm := &routerv1.Model{Name: m.Name, Root: m.Root}
+	for _, m := range plan.Models {
+		pm := &routerv1.Model{Name: m.Name, Root: m.Root, ReadsTags: m.Policies.ReadsTags(m.Name), ReadsHeaders: m.Policies.ReadsHeaders(m.Name)}
 		for _, o := range m.Offers {
-			if !slices.Contains(pm.Profiles, o.Profile.ID) {
-				pm.Profiles = append(pm.Profiles, o.Profile.ID)
+			if o.Pool != m.Pool {
+				continue
 			}
+			pm.Profiles = append(pm.Profiles, o.Profile.ID)
 			pm.MaxModelLen = max(pm.MaxModelLen, uint32(lengths[o.Profile]))
 			pm.Ready = pm.Ready || ready[o.Profile.Set]
 		}
+		profiles, external := m.Considered()
+		for _, p := range profiles {
+			if !slices.Contains(pm.Profiles, p.ID) {
+				pm.Considered = append(pm.Considered, p.ID)
+			}
+		}
+		pm.External, pm.Ready = external, pm.Ready || len(m.External) > 0
 		out.Models = append(out.Models, pm)
 	}
 	slices.SortFunc(out.Models, func(a, b *routerv1.Model) int { return strings.Compare(a.Name, b.Name) })

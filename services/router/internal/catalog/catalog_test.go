@@ -5,15 +5,17 @@ import (
 	"time"
 
 	"github.com/kinference/kinference/internal/resources"
+	"github.com/kinference/kinference/internal/window"
 	"github.com/kinference/kinference/services/router/internal/fleet"
 )
 
 // states knows one block size for all sets.
 type states int
 
-func (states) Lookup(time.Time, string, string) fleet.State { return fleet.State{} }
-func (s states) BlockSize(string) int                       { return int(s) }
-func (states) MaxModelLen([]string, string) int             { return 0 }
+func (states) Lookup(time.Time, string, string) fleet.State   { return fleet.State{} }
+func (states) Mean(string, time.Duration) (window.Load, bool) { return window.Load{}, false }
+func (s states) BlockSize(string) int                         { return int(s) }
+func (states) MaxModelLen([]string, string) int               { return 0 }
 
 // A tracker that restarts knows no block size for a moment: the learned one
 // holds, since prompts could not be hashed without.

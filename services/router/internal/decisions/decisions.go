@@ -24,6 +24,11 @@ type Record struct {
 	CatalogVersion                 uint64
 	Decision                       schedule.Decision
 	Dropped                        []Dropped
+	// Chosen is the worker or provider chosen first; empty if none was.
+	Chosen string
+	// Verdict is what the policies decided, and Shadow what they would have with
+	// those on dry run; nil if there are none.
+	Verdict, Shadow *routerv1.Verdict
 
 	servedBy string
 	ttft     time.Duration
@@ -71,9 +76,7 @@ func New(size int) *Log {
 func (l *Log) Add(r *Record) {
 	r.cached = -1
 	r.trim()
-	if d := &r.Decision; len(d.Order) > 0 {
-		r.servedBy = d.Estimates[d.Order[0]].Worker
-	}
+	r.servedBy = r.Chosen
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if old := l.ring[l.next]; old != nil && l.byID[old.RequestID] == old {
@@ -126,12 +129,10 @@ func (r *Record) proto() *routerv1.Decision {
 		RequestId: r.RequestID, Model: r.Model, Tenant: r.Tenant, Pool: r.Pool,
 		DecidedUnixNanos: r.Decided.UnixNano(), CatalogVersion: r.CatalogVersion,
 		Policy: r.Decision.Policy, Reason: r.Decision.Reason, ServedBy: r.servedBy,
+		Chosen: r.Chosen, Verdict: r.Verdict, Shadow: r.Shadow,
 	}
-	for n, i := range r.Decision.Order {
+	for _, i := range r.Decision.Order {
 		e := &r.Decision.Estimates[i]
-		if n == 0 {
-			d.Chosen = e.Worker
-		}
 		d.Candidates = append(d.Candidates, &routerv1.Candidate{
 			Worker: e.Worker, Profile: e.Profile, PromptTokens: uint32(e.Tokens),
 			MatchedTokens: uint32(e.Matched), AnticipatedTokens: uint32(e.Anticipated),

@@ -10,7 +10,7 @@ import (
 // With many workers a record keeps the best candidates, in order.
 func TestRecordsAreBounded(t *testing.T) {
 	const workers = 500
-	r := &Record{RequestID: "1"}
+	r := &Record{RequestID: "1", Chosen: "499"}
 	for i := range workers {
 		r.Decision.Estimates = append(r.Decision.Estimates, schedule.Estimate{Worker: fmt.Sprint(i)})
 		r.Decision.Order = append(r.Decision.Order, workers-1-i)

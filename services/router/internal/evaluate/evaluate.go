@@ -1,64 +1,92 @@
-// Package evaluate selects the endpoints that may serve a request.
+// Package evaluate lists the endpoints that a request may be sent to, with what
+// policies look at.
 //
-// It stands between the catalog and the scheduler: today every worker of
-// every pool that offers the model is a candidate; the policy language (rules
-// with consider, exclude and select) will be evaluated here. The package is
-// pure and safe for concurrent use: state comes as an argument.
+// It stands between the catalog and the policies: NewPlan finds out once per
+// catalog what a model's requests have to do with, Endpoints lists for each
+// request the workers and providers with their state. The package is pure and
+// safe for concurrent use: state comes as an argument.
 package evaluate
 
 import (
 	"strconv"
+	"strings"
 	"time"
 
+	"github.com/kinference/kinference/api/v1alpha1"
+	"github.com/kinference/kinference/internal/policy"
 	"github.com/kinference/kinference/internal/resources"
+	"github.com/kinference/kinference/internal/window"
 	"github.com/kinference/kinference/services/router/internal/fleet"
 )
 
 // Request is what decides about candidates.
 type Request struct {
-	Model *resources.Model
+	Model *Model
 	// Tokens is the prompt length for a profile; 0 when it is not known.
 	Tokens func(profile string) int
-	// Exclude holds workers that have failed this request.
+	// Exclude holds workers and providers that have failed this request.
 	Exclude []string
 }
 
 // States tells the state of a worker: *fleet.Table.
 type States interface {
 	Lookup(now time.Time, uid, id string) fleet.State
+	Mean(id string, over time.Duration) (window.Load, bool)
 }
 
-// Endpoint is one worker under one profile.
+// Providers tells whether a provider takes a request more; a reason if not.
+type Providers interface {
+	Full(p *resources.Provider) (why string)
+}
+
+// Endpoint is one worker under one profile, or a provider.
 type Endpoint struct {
-	ID      string // uid/rank
+	ID      string // uid/rank, or ProviderID
 	Rank    int
 	Worker  *resources.Worker
 	Profile *resources.Profile
-	Pool    *resources.Pool
-	State   fleet.State
-	// Dropped says why the endpoint is no candidate; empty when it is.
+	// Provider is set instead of Worker and Profile.
+	Provider *resources.ProviderModel
+	Backend  *policy.Backend
+	State    fleet.State
+	// Dropped says why the endpoint is no candidate whatever the policies say;
+	// empty when it is.
 	Dropped string
 	// TooLong is set when that is the length of the prompt.
 	TooLong bool
 }
 
-// Endpoints returns all endpoints of the model, candidates and dropped ones.
-// An endpoint that several pools offer stands under the first of them.
-func Endpoints(now time.Time, r Request, states States) []Endpoint {
+// ProviderID is the id of a provider among those of workers, which have no
+// space.
+func ProviderID(p *resources.Provider) string { return "provider " + p.Name }
+
+// ProviderName is the provider behind an id; false if it is a worker's.
+func ProviderName(id string) (string, bool) { return strings.CutPrefix(id, "provider ") }
+
+// Endpoints returns all endpoints that the request could have to do with,
+// candidates and dropped ones.
+func Endpoints(now time.Time, r Request, states States, providers Providers) []Endpoint {
 	var out []Endpoint
-	seen := map[*resources.Profile]bool{}
-	for _, offer := range r.Model.Offers {
-		p := offer.Profile
-		if seen[p] {
+	for i := range r.Model.targets {
+		t := &r.Model.targets[i]
+		if t.provider != nil {
+			e := Endpoint{ID: ProviderID(t.provider.Provider), Provider: t.provider, Backend: t.backend}
+			switch e.Dropped = unsupported(t.provider.Provider.Spec); {
+			case e.Dropped != "":
+			case excluded(r.Exclude, e.ID, e.ID):
+				e.Dropped = failed
+			default:
+				e.Dropped = providers.Full(t.provider.Provider)
+			}
+			out = append(out, e)
 			continue
 		}
-		seen[p] = true
-		tokens := r.Tokens(p.ID)
-		limit := p.MaxModelLen
+		p := t.profile
+		tokens, limit := r.Tokens(p.ID), p.MaxModelLen
 		for i := range p.Set.Workers {
 			w := &p.Set.Workers[i]
 			for rank, id := range w.Ranks {
-				e := Endpoint{ID: id, Rank: rank, Worker: w, Profile: p, Pool: offer.Pool}
+				e := Endpoint{ID: id, Rank: rank, Worker: w, Profile: p, Backend: t.backend}
 				e.State = states.Lookup(now, w.UID, e.ID)
 				most := limit
 				if most == 0 {
@@ -66,7 +94,9 @@ func Endpoints(now time.Time, r Request, states States) []Endpoint {
 				}
 				switch {
 				case excluded(r.Exclude, e.ID, w.UID):
-					e.Dropped = "failed this request already"
+					e.Dropped = failed
+				case w.NotReady:
+					e.Dropped = "not ready: its Pod is not"
 				case !e.State.Ready:
 					e.Dropped = e.State.Why
 				case most > 0 && tokens >= most: // there must be room for one token
@@ -80,6 +110,19 @@ func Endpoints(now time.Time, r Request, states States) []Endpoint {
 	return out
 }
 
+// unsupported says why requests cannot be sent to a provider yet.
+func unsupported(p *v1alpha1.InferenceProviderSpec) string {
+	switch {
+	case p.Schema != v1alpha1.SchemaOpenAI && p.Schema != v1alpha1.SchemaOpenAICompatible:
+		return "the schema " + string(p.Schema) + " is not spoken yet"
+	case p.Credentials != nil:
+		return "credentials are not sent yet"
+	}
+	return ""
+}
+
+const failed = "failed this request already"
+
 func excluded(list []string, id, uid string) bool {
 	for _, x := range list {
 		if x == id || x == uid {
@@ -87,4 +130,44 @@ func excluded(list []string, id, uid string) bool {
 		}
 	}
 	return false
+}
+
+// fresh is how old the newest sample of a worker's load may be to count for a
+// policy.
+const fresh = 5 * time.Second
+
+// load is the load of a worker as policies ask for it.
+type load struct {
+	e      *Endpoint
+	now    time.Time
+	states States
+}
+
+// LoadOf returns what policies may know of a worker's load; nil for a provider.
+func (e *Endpoint) LoadOf(now time.Time, states States) policy.Load {
+	if e.Worker == nil {
+		return nil
+	}
+	return load{e, now, states}
+}
+
+// Mean implements policy.Load.
+func (l load) Mean(m policy.Metric, over time.Duration) (float64, bool) {
+	st := &l.e.State
+	if st.Sampled.IsZero() || l.now.Sub(st.Sampled) > fresh {
+		return 0, false
+	}
+	mean, ok := st.Mean30s, true
+	if over != policy.DefaultWindow {
+		if mean, ok = l.states.Mean(l.e.ID, over); !ok {
+			mean, ok = st.Mean30s, true // the history begins with the next sample
+		}
+	}
+	switch m {
+	case policy.QueuedPrompts:
+		return mean.Waiting, ok
+	case policy.RunningPrompts:
+		return mean.Running, ok
+	}
+	return mean.KVUsage, ok
 }

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kinference/kinference/internal/window"
 	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
 )
 
@@ -24,6 +25,8 @@ type State struct {
 	// means never.
 	Running, Waiting, KVUsage float64
 	Sampled                   time.Time
+	// Mean30s is the mean over the 30 s before Sampled.
+	Mean30s window.Load
 	// BlockSize in tokens and TotalBlocks are 0 while unknown.
 	BlockSize, TotalBlocks int
 	// Epoch names the engine process; empty while unknown.
@@ -54,15 +57,17 @@ type Table struct {
 	endpoints []Endpoint
 	probed    map[string]probed
 	suspects  map[string]time.Time
+	longest   time.Duration // of the means that policies look at; 0: 30 s are enough
 }
 
 type tracked struct {
 	State
-	set    string
-	live   bool // the index follows it
-	clears uint64
-	asOf   time.Time // of the sample behind it
-	heard  bool      // in the listing of the present stream
+	history *window.Window // nil while no policy needs it
+	set     string
+	live    bool // the index follows it
+	clears  uint64
+	asOf    time.Time // of the sample behind it
+	heard   bool      // in the listing of the present stream
 }
 
 // probed is the newest answer of an endpoint.
@@ -141,6 +146,25 @@ func (t *Table) Lookup(now time.Time, uid, id string) State {
 		s.Why = "not ready: no answer to the probe"
 	}
 	return s
+}
+
+// Keep makes the table keep the load of workers for means over that long; 0 for
+// none but Mean30s.
+func (t *Table) Keep(longest time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.longest = longest
+}
+
+// Mean is the mean load of a worker over some time before its newest sample, as
+// long as Keep says; false while nothing is kept.
+func (t *Table) Mean(id string, over time.Duration) (window.Load, bool) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if tr := t.tracked[id]; tr != nil && tr.history != nil {
+		return tr.history.Mean(over), true
+	}
+	return window.Load{}, false
 }
 
 // due lists the endpoints that a probe can tell something about: those that the
@@ -257,6 +281,17 @@ func (t *Table) Update(now time.Time, m *kvtrackerv1.WatchWorkersResponse) {
 			tr.Running, tr.Waiting, tr.KVUsage = l.Running, l.Waiting, l.KvUsage
 			tr.Sampled = now.Add(-w.SampleAge.AsDuration())
 			tr.asOf = tr.Sampled
+			if m := w.LoadMean_30S; m != nil {
+				tr.Mean30s = window.Load{Running: m.Running, Waiting: m.Waiting, KVUsage: m.KvUsage}
+			}
+			if t.longest > 0 {
+				if old != nil && old.history != nil && old.history.Length() >= t.longest {
+					tr.history = old.history
+				} else {
+					tr.history = window.New(t.longest, trustReady)
+				}
+				tr.history.Add(tr.Sampled, window.Load{Running: l.Running, Waiting: l.Waiting, KVUsage: l.KvUsage})
+			}
 		}
 		t.tracked[w.Worker] = tr
 		if old == nil || old.Ready != tr.Ready || old.BlockSize != tr.BlockSize || old.Epoch != tr.Epoch {

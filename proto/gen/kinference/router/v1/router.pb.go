@@ -277,7 +277,9 @@ type RouteRequest struct {
 	// Workers that have failed this request already.
 	Exclude []string `protobuf:"bytes,7,rep,name=exclude,proto3" json:"exclude,omitempty"`
 	// The answer comes in one piece: no first token will be reported.
-	Whole         bool `protobuf:"varint,8,opt,name=whole,proto3" json:"whole,omitempty"`
+	Whole bool `protobuf:"varint,8,opt,name=whole,proto3" json:"whole,omitempty"`
+	// What policies may ask about the request.
+	Attributes    *Attributes `protobuf:"bytes,9,opt,name=attributes,proto3" json:"attributes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -368,6 +370,133 @@ func (x *RouteRequest) GetWhole() bool {
 	return false
 }
 
+func (x *RouteRequest) GetAttributes() *Attributes {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
+// Attributes of a request for policies. It holds no prompt text.
+type Attributes struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Tenants of the caller, nearest first.
+	Tenants []string `protobuf:"bytes,1,rep,name=tenants,proto3" json:"tenants,omitempty"`
+	// Class of service: interactive, batch or deferrable.
+	Qos string `protobuf:"bytes,2,opt,name=qos,proto3" json:"qos,omitempty"`
+	// Operation of the public API: ChatCompletions, Completions, ….
+	Endpoint string `protobuf:"bytes,3,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	// Names of the tools that the request offers to the model.
+	Tools []string `protobuf:"bytes,4,rep,name=tools,proto3" json:"tools,omitempty"`
+	// Headers by lower-case name, without credentials; empty unless the catalog
+	// says that some policy reads them.
+	Headers map[string]string `protobuf:"bytes,5,rep,name=headers,proto3" json:"headers,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Claims of the caller's token as a JSON object; empty for none.
+	ClaimsJson string `protobuf:"bytes,6,opt,name=claims_json,json=claimsJson,proto3" json:"claims_json,omitempty"`
+	// Tags that the classifier gave.
+	Tags []string `protobuf:"bytes,7,rep,name=tags,proto3" json:"tags,omitempty"`
+	// The whole prompt was classified, so that other tags are absent. Otherwise
+	// they are unknown.
+	Classified bool `protobuf:"varint,8,opt,name=classified,proto3" json:"classified,omitempty"`
+	// About how many tokens the prompt has, where no profile counted them.
+	EstimatedTokens uint32 `protobuf:"varint,9,opt,name=estimated_tokens,json=estimatedTokens,proto3" json:"estimated_tokens,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Attributes) Reset() {
+	*x = Attributes{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Attributes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Attributes) ProtoMessage() {}
+
+func (x *Attributes) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Attributes.ProtoReflect.Descriptor instead.
+func (*Attributes) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Attributes) GetTenants() []string {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
+}
+
+func (x *Attributes) GetQos() string {
+	if x != nil {
+		return x.Qos
+	}
+	return ""
+}
+
+func (x *Attributes) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
+func (x *Attributes) GetTools() []string {
+	if x != nil {
+		return x.Tools
+	}
+	return nil
+}
+
+func (x *Attributes) GetHeaders() map[string]string {
+	if x != nil {
+		return x.Headers
+	}
+	return nil
+}
+
+func (x *Attributes) GetClaimsJson() string {
+	if x != nil {
+		return x.ClaimsJson
+	}
+	return ""
+}
+
+func (x *Attributes) GetTags() []string {
+	if x != nil {
+		return x.Tags
+	}
+	return nil
+}
+
+func (x *Attributes) GetClassified() bool {
+	if x != nil {
+		return x.Classified
+	}
+	return false
+}
+
+func (x *Attributes) GetEstimatedTokens() uint32 {
+	if x != nil {
+		return x.EstimatedTokens
+	}
+	return 0
+}
+
 // Prompt is the request as one profile's tokenizer and template see it.
 type Prompt struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -385,7 +514,7 @@ type Prompt struct {
 
 func (x *Prompt) Reset() {
 	*x = Prompt{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[1]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -397,7 +526,7 @@ func (x *Prompt) String() string {
 func (*Prompt) ProtoMessage() {}
 
 func (x *Prompt) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[1]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -410,7 +539,7 @@ func (x *Prompt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prompt.ProtoReflect.Descriptor instead.
 func (*Prompt) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{1}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Prompt) GetProfile() string {
@@ -451,15 +580,19 @@ func (x *Prompt) GetApproximate() bool {
 // RouteResponse lists where to send the request, best first. The first one is
 // booked; the others are for failover before the first byte.
 type RouteResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Endpoints     []*Endpoint            `protobuf:"bytes,1,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Endpoints []*Endpoint            `protobuf:"bytes,1,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
+	// Most attempts in all, and the failures after which the next endpoint is tried
+	// (ConnectFailure, 5xx, Overloaded, Timeout); 0 and empty where no policy says.
+	Attempts      uint32   `protobuf:"varint,2,opt,name=attempts,proto3" json:"attempts,omitempty"`
+	RetryOn       []string `protobuf:"bytes,3,rep,name=retry_on,json=retryOn,proto3" json:"retry_on,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RouteResponse) Reset() {
 	*x = RouteResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[2]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -471,7 +604,7 @@ func (x *RouteResponse) String() string {
 func (*RouteResponse) ProtoMessage() {}
 
 func (x *RouteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[2]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -484,7 +617,7 @@ func (x *RouteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouteResponse.ProtoReflect.Descriptor instead.
 func (*RouteResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{2}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *RouteResponse) GetEndpoints() []*Endpoint {
@@ -494,10 +627,87 @@ func (x *RouteResponse) GetEndpoints() []*Endpoint {
 	return nil
 }
 
-// Endpoint is one worker that can serve the request.
+func (x *RouteResponse) GetAttempts() uint32 {
+	if x != nil {
+		return x.Attempts
+	}
+	return 0
+}
+
+func (x *RouteResponse) GetRetryOn() []string {
+	if x != nil {
+		return x.RetryOn
+	}
+	return nil
+}
+
+// Rejection is the detail of an error that a policy's rule decided.
+type Rejection struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One word in PascalCase, and a sentence for the caller.
+	Reason  string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	// The rule, as namespace/policy/rule.
+	Rule          string `protobuf:"bytes,3,opt,name=rule,proto3" json:"rule,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Rejection) Reset() {
+	*x = Rejection{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Rejection) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Rejection) ProtoMessage() {}
+
+func (x *Rejection) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Rejection.ProtoReflect.Descriptor instead.
+func (*Rejection) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Rejection) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Rejection) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *Rejection) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+// Endpoint is one worker or provider that can serve the request.
 type Endpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Worker id: <uid>/<rank>.
+	// Worker id: <uid>/<rank>; of a provider: "provider <namespace>/<name>".
 	Worker string `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
 	// Base URL of the engine's HTTP server.
 	Url string `protobuf:"bytes,2,opt,name=url,proto3" json:"url,omitempty"`
@@ -510,13 +720,15 @@ type Endpoint struct {
 	UpstreamModel string               `protobuf:"bytes,5,opt,name=upstream_model,json=upstreamModel,proto3" json:"upstream_model,omitempty"`
 	PredictedTtft *durationpb.Duration `protobuf:"bytes,6,opt,name=predicted_ttft,json=predictedTtft,proto3" json:"predicted_ttft,omitempty"`
 	MatchedTokens uint32               `protobuf:"varint,7,opt,name=matched_tokens,json=matchedTokens,proto3" json:"matched_tokens,omitempty"`
+	// Name of the third-party provider, as namespace/name; empty for a worker.
+	Provider      string `protobuf:"bytes,8,opt,name=provider,proto3" json:"provider,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[3]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -528,7 +740,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[3]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -541,7 +753,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{3}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Endpoint) GetWorker() string {
@@ -593,6 +805,13 @@ func (x *Endpoint) GetMatchedTokens() uint32 {
 	return 0
 }
 
+func (x *Endpoint) GetProvider() string {
+	if x != nil {
+		return x.Provider
+	}
+	return ""
+}
+
 // ReportRequest carries reports of one ingress, oldest first.
 type ReportRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -605,7 +824,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[4]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -617,7 +836,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[4]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -630,7 +849,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{4}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ReportRequest) GetReports() []*Report {
@@ -661,7 +880,7 @@ type ParityReport struct {
 
 func (x *ParityReport) Reset() {
 	*x = ParityReport{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[5]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -673,7 +892,7 @@ func (x *ParityReport) String() string {
 func (*ParityReport) ProtoMessage() {}
 
 func (x *ParityReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[5]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -686,7 +905,7 @@ func (x *ParityReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParityReport.ProtoReflect.Descriptor instead.
 func (*ParityReport) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{5}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ParityReport) GetIngress() string {
@@ -722,7 +941,7 @@ type Parity struct {
 
 func (x *Parity) Reset() {
 	*x = Parity{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[6]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -734,7 +953,7 @@ func (x *Parity) String() string {
 func (*Parity) ProtoMessage() {}
 
 func (x *Parity) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[6]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -747,7 +966,7 @@ func (x *Parity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Parity.ProtoReflect.Descriptor instead.
 func (*Parity) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{6}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Parity) GetProfile() string {
@@ -803,7 +1022,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[7]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -815,7 +1034,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[7]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -828,7 +1047,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{7}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Report) GetRequestId() string {
@@ -906,7 +1125,7 @@ type Moved struct {
 
 func (x *Moved) Reset() {
 	*x = Moved{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -918,7 +1137,7 @@ func (x *Moved) String() string {
 func (*Moved) ProtoMessage() {}
 
 func (x *Moved) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -931,7 +1150,7 @@ func (x *Moved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Moved.ProtoReflect.Descriptor instead.
 func (*Moved) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{8}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Moved) GetWorker() string {
@@ -959,7 +1178,7 @@ type FirstToken struct {
 
 func (x *FirstToken) Reset() {
 	*x = FirstToken{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -971,7 +1190,7 @@ func (x *FirstToken) String() string {
 func (*FirstToken) ProtoMessage() {}
 
 func (x *FirstToken) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -984,7 +1203,7 @@ func (x *FirstToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FirstToken.ProtoReflect.Descriptor instead.
 func (*FirstToken) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{9}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *FirstToken) GetTtft() *durationpb.Duration {
@@ -1009,7 +1228,7 @@ type Done struct {
 
 func (x *Done) Reset() {
 	*x = Done{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1021,7 +1240,7 @@ func (x *Done) String() string {
 func (*Done) ProtoMessage() {}
 
 func (x *Done) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1034,7 +1253,7 @@ func (x *Done) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Done.ProtoReflect.Descriptor instead.
 func (*Done) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{10}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Done) GetOutcome() Outcome {
@@ -1074,7 +1293,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1086,7 +1305,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1099,7 +1318,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{11}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{13}
 }
 
 // WatchCatalogRequest has no fields.
@@ -1111,7 +1330,7 @@ type WatchCatalogRequest struct {
 
 func (x *WatchCatalogRequest) Reset() {
 	*x = WatchCatalogRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1123,7 +1342,7 @@ func (x *WatchCatalogRequest) String() string {
 func (*WatchCatalogRequest) ProtoMessage() {}
 
 func (x *WatchCatalogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1136,7 +1355,7 @@ func (x *WatchCatalogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchCatalogRequest.ProtoReflect.Descriptor instead.
 func (*WatchCatalogRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{12}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{14}
 }
 
 // WatchCatalogResponse carries a whole catalog.
@@ -1149,7 +1368,7 @@ type WatchCatalogResponse struct {
 
 func (x *WatchCatalogResponse) Reset() {
 	*x = WatchCatalogResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1161,7 +1380,7 @@ func (x *WatchCatalogResponse) String() string {
 func (*WatchCatalogResponse) ProtoMessage() {}
 
 func (x *WatchCatalogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1174,7 +1393,7 @@ func (x *WatchCatalogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchCatalogResponse.ProtoReflect.Descriptor instead.
 func (*WatchCatalogResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{13}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *WatchCatalogResponse) GetCatalog() *Catalog {
@@ -1201,7 +1420,7 @@ type Catalog struct {
 
 func (x *Catalog) Reset() {
 	*x = Catalog{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1213,7 +1432,7 @@ func (x *Catalog) String() string {
 func (*Catalog) ProtoMessage() {}
 
 func (x *Catalog) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1226,7 +1445,7 @@ func (x *Catalog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Catalog.ProtoReflect.Descriptor instead.
 func (*Catalog) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{14}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Catalog) GetVersion() uint64 {
@@ -1276,14 +1495,21 @@ type Model struct {
 	// At least one worker that serves it is ready.
 	Ready bool `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`
 	// Name of the model behind an alias or LoRA; equals name for a model.
-	Root          string `protobuf:"bytes,5,opt,name=root,proto3" json:"root,omitempty"`
+	Root string `protobuf:"bytes,5,opt,name=root,proto3" json:"root,omitempty"`
+	// Profiles of other models that some policy could send its requests to.
+	Considered []string `protobuf:"bytes,6,rep,name=considered,proto3" json:"considered,omitempty"`
+	// Providers may serve it.
+	External bool `protobuf:"varint,7,opt,name=external,proto3" json:"external,omitempty"`
+	// Some policy that could apply reads tags, or headers.
+	ReadsTags     bool `protobuf:"varint,8,opt,name=reads_tags,json=readsTags,proto3" json:"reads_tags,omitempty"`
+	ReadsHeaders  bool `protobuf:"varint,9,opt,name=reads_headers,json=readsHeaders,proto3" json:"reads_headers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Model) Reset() {
 	*x = Model{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1295,7 +1521,7 @@ func (x *Model) String() string {
 func (*Model) ProtoMessage() {}
 
 func (x *Model) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1308,7 +1534,7 @@ func (x *Model) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Model.ProtoReflect.Descriptor instead.
 func (*Model) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{15}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Model) GetName() string {
@@ -1346,6 +1572,34 @@ func (x *Model) GetRoot() string {
 	return ""
 }
 
+func (x *Model) GetConsidered() []string {
+	if x != nil {
+		return x.Considered
+	}
+	return nil
+}
+
+func (x *Model) GetExternal() bool {
+	if x != nil {
+		return x.External
+	}
+	return false
+}
+
+func (x *Model) GetReadsTags() bool {
+	if x != nil {
+		return x.ReadsTags
+	}
+	return false
+}
+
+func (x *Model) GetReadsHeaders() bool {
+	if x != nil {
+		return x.ReadsHeaders
+	}
+	return false
+}
+
 // Profile is one way of turning a request into blocks: tokenizer, template,
 // block size and LoRA of one worker set.
 type Profile struct {
@@ -1376,7 +1630,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1388,7 +1642,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1401,7 +1655,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{16}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Profile) GetId() string {
@@ -1502,7 +1756,7 @@ type Worker struct {
 
 func (x *Worker) Reset() {
 	*x = Worker{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1514,7 +1768,7 @@ func (x *Worker) String() string {
 func (*Worker) ProtoMessage() {}
 
 func (x *Worker) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1527,7 +1781,7 @@ func (x *Worker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Worker.ProtoReflect.Descriptor instead.
 func (*Worker) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{17}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Worker) GetUid() string {
@@ -1617,7 +1871,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1629,7 +1883,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1642,7 +1896,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{18}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExplainRequest) GetRequestId() string {
@@ -1662,7 +1916,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1674,7 +1928,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1687,7 +1941,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{19}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExplainResponse) GetDecision() *Decision {
@@ -1719,13 +1973,17 @@ type Decision struct {
 	Reason             string               `protobuf:"bytes,11,opt,name=reason,proto3" json:"reason,omitempty"`
 	ActualTtft         *durationpb.Duration `protobuf:"bytes,12,opt,name=actual_ttft,json=actualTtft,proto3" json:"actual_ttft,omitempty"`
 	ActualCachedTokens *uint32              `protobuf:"varint,13,opt,name=actual_cached_tokens,json=actualCachedTokens,proto3,oneof" json:"actual_cached_tokens,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// What the policies decided, and what they would have decided if those on dry
+	// run were in force; absent when there are none.
+	Verdict       *Verdict `protobuf:"bytes,14,opt,name=verdict,proto3" json:"verdict,omitempty"`
+	Shadow        *Verdict `protobuf:"bytes,15,opt,name=shadow,proto3" json:"shadow,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Decision) Reset() {
 	*x = Decision{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1737,7 +1995,7 @@ func (x *Decision) String() string {
 func (*Decision) ProtoMessage() {}
 
 func (x *Decision) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1750,7 +2008,7 @@ func (x *Decision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Decision.ProtoReflect.Descriptor instead.
 func (*Decision) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{20}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Decision) GetRequestId() string {
@@ -1844,6 +2102,20 @@ func (x *Decision) GetActualCachedTokens() uint32 {
 	return 0
 }
 
+func (x *Decision) GetVerdict() *Verdict {
+	if x != nil {
+		return x.Verdict
+	}
+	return nil
+}
+
+func (x *Decision) GetShadow() *Verdict {
+	if x != nil {
+		return x.Shadow
+	}
+	return nil
+}
+
 // Candidate is one worker as the decision saw it.
 type Candidate struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
@@ -1871,7 +2143,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1883,7 +2155,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1896,7 +2168,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{21}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Candidate) GetWorker() string {
@@ -1997,6 +2269,88 @@ func (x *Candidate) GetDropped() string {
 	return ""
 }
 
+// Verdict is what the policies decided about a request.
+type Verdict struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What was done: route, reject, saturated, unavailable or queue.
+	Action string `protobuf:"bytes,1,opt,name=action,proto3" json:"action,omitempty"`
+	// The rule that decided, as namespace/policy/rule; empty when none matched.
+	Rule string `protobuf:"bytes,2,opt,name=rule,proto3" json:"rule,omitempty"`
+	// Number of the select stage that decided.
+	Stage uint32 `protobuf:"varint,3,opt,name=stage,proto3" json:"stage,omitempty"`
+	// Rules that had no endpoint left and let the next one go on.
+	Emptied []string `protobuf:"bytes,4,rep,name=emptied,proto3" json:"emptied,omitempty"`
+	// What was chosen: a worker or a provider.
+	Chosen        string `protobuf:"bytes,5,opt,name=chosen,proto3" json:"chosen,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Verdict) Reset() {
+	*x = Verdict{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Verdict) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Verdict) ProtoMessage() {}
+
+func (x *Verdict) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Verdict.ProtoReflect.Descriptor instead.
+func (*Verdict) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *Verdict) GetAction() string {
+	if x != nil {
+		return x.Action
+	}
+	return ""
+}
+
+func (x *Verdict) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *Verdict) GetStage() uint32 {
+	if x != nil {
+		return x.Stage
+	}
+	return 0
+}
+
+func (x *Verdict) GetEmptied() []string {
+	if x != nil {
+		return x.Emptied
+	}
+	return nil
+}
+
+func (x *Verdict) GetChosen() string {
+	if x != nil {
+		return x.Chosen
+	}
+	return ""
+}
+
 // StatusRequest has no fields.
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2006,7 +2360,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2018,7 +2372,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2031,7 +2385,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{22}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{25}
 }
 
 // StatusResponse is the state of the fleet as the router sees it.
@@ -2049,7 +2403,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2061,7 +2415,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2074,7 +2428,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{23}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *StatusResponse) GetCatalogVersion() uint64 {
@@ -2137,7 +2491,7 @@ type WorkerStatus struct {
 
 func (x *WorkerStatus) Reset() {
 	*x = WorkerStatus{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2149,7 +2503,7 @@ func (x *WorkerStatus) String() string {
 func (*WorkerStatus) ProtoMessage() {}
 
 func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2162,7 +2516,7 @@ func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStatus.ProtoReflect.Descriptor instead.
 func (*WorkerStatus) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{24}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *WorkerStatus) GetWorker() string {
@@ -2274,7 +2628,7 @@ type WorkerIndex struct {
 
 func (x *WorkerIndex) Reset() {
 	*x = WorkerIndex{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2286,7 +2640,7 @@ func (x *WorkerIndex) String() string {
 func (*WorkerIndex) ProtoMessage() {}
 
 func (x *WorkerIndex) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2299,7 +2653,7 @@ func (x *WorkerIndex) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerIndex.ProtoReflect.Descriptor instead.
 func (*WorkerIndex) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{25}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WorkerIndex) GetLive() bool {
@@ -2367,7 +2721,7 @@ type ProfileStatus struct {
 
 func (x *ProfileStatus) Reset() {
 	*x = ProfileStatus{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2379,7 +2733,7 @@ func (x *ProfileStatus) String() string {
 func (*ProfileStatus) ProtoMessage() {}
 
 func (x *ProfileStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2392,7 +2746,7 @@ func (x *ProfileStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileStatus.ProtoReflect.Descriptor instead.
 func (*ProfileStatus) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{26}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ProfileStatus) GetProfile() string {
@@ -2505,7 +2859,7 @@ type CachedCounts struct {
 
 func (x *CachedCounts) Reset() {
 	*x = CachedCounts{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2517,7 +2871,7 @@ func (x *CachedCounts) String() string {
 func (*CachedCounts) ProtoMessage() {}
 
 func (x *CachedCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2530,7 +2884,7 @@ func (x *CachedCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CachedCounts.ProtoReflect.Descriptor instead.
 func (*CachedCounts) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{27}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CachedCounts) GetAgree() uint64 {
@@ -2572,7 +2926,7 @@ var File_kinference_router_v1_router_proto protoreflect.FileDescriptor
 
 const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\n" +
-	"!kinference/router/v1/router.proto\x12\x14kinference.router.v1\x1a\x1egoogle/protobuf/duration.proto\"\x82\x02\n" +
+	"!kinference/router/v1/router.proto\x12\x14kinference.router.v1\x1a\x1egoogle/protobuf/duration.proto\"\xc4\x02\n" +
 	"\fRouteRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
@@ -2585,16 +2939,42 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"connection\x18\x06 \x01(\tR\n" +
 	"connection\x12\x18\n" +
 	"\aexclude\x18\a \x03(\tR\aexclude\x12\x14\n" +
-	"\x05whole\x18\b \x01(\bR\x05whole\"\x9e\x01\n" +
+	"\x05whole\x18\b \x01(\bR\x05whole\x12@\n" +
+	"\n" +
+	"attributes\x18\t \x01(\v2 .kinference.router.v1.AttributesR\n" +
+	"attributes\"\xef\x02\n" +
+	"\n" +
+	"Attributes\x12\x18\n" +
+	"\atenants\x18\x01 \x03(\tR\atenants\x12\x10\n" +
+	"\x03qos\x18\x02 \x01(\tR\x03qos\x12\x1a\n" +
+	"\bendpoint\x18\x03 \x01(\tR\bendpoint\x12\x14\n" +
+	"\x05tools\x18\x04 \x03(\tR\x05tools\x12G\n" +
+	"\aheaders\x18\x05 \x03(\v2-.kinference.router.v1.Attributes.HeadersEntryR\aheaders\x12\x1f\n" +
+	"\vclaims_json\x18\x06 \x01(\tR\n" +
+	"claimsJson\x12\x12\n" +
+	"\x04tags\x18\a \x03(\tR\x04tags\x12\x1e\n" +
+	"\n" +
+	"classified\x18\b \x01(\bR\n" +
+	"classified\x12)\n" +
+	"\x10estimated_tokens\x18\t \x01(\rR\x0festimatedTokens\x1a:\n" +
+	"\fHeadersEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9e\x01\n" +
 	"\x06Prompt\x12\x18\n" +
 	"\aprofile\x18\x01 \x01(\tR\aprofile\x12\x16\n" +
 	"\x06tokens\x18\x02 \x01(\rR\x06tokens\x12\x1d\n" +
 	"\n" +
 	"block_size\x18\x03 \x01(\rR\tblockSize\x12!\n" +
 	"\fblock_hashes\x18\x04 \x03(\x06R\vblockHashes\x12 \n" +
-	"\vapproximate\x18\x05 \x01(\bR\vapproximate\"M\n" +
+	"\vapproximate\x18\x05 \x01(\bR\vapproximate\"\x84\x01\n" +
 	"\rRouteResponse\x12<\n" +
-	"\tendpoints\x18\x01 \x03(\v2\x1e.kinference.router.v1.EndpointR\tendpoints\"\xa8\x02\n" +
+	"\tendpoints\x18\x01 \x03(\v2\x1e.kinference.router.v1.EndpointR\tendpoints\x12\x1a\n" +
+	"\battempts\x18\x02 \x01(\rR\battempts\x12\x19\n" +
+	"\bretry_on\x18\x03 \x03(\tR\aretryOn\"Q\n" +
+	"\tRejection\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\x12\x12\n" +
+	"\x04rule\x18\x03 \x01(\tR\x04rule\"\xc4\x02\n" +
 	"\bEndpoint\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x10\n" +
 	"\x03url\x18\x02 \x01(\tR\x03url\x121\n" +
@@ -2602,7 +2982,8 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\aprofile\x18\x04 \x01(\tR\aprofile\x12%\n" +
 	"\x0eupstream_model\x18\x05 \x01(\tR\rupstreamModel\x12@\n" +
 	"\x0epredicted_ttft\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\rpredictedTtft\x12%\n" +
-	"\x0ematched_tokens\x18\a \x01(\rR\rmatchedTokensB\x15\n" +
+	"\x0ematched_tokens\x18\a \x01(\rR\rmatchedTokens\x12\x1a\n" +
+	"\bprovider\x18\b \x01(\tR\bproviderB\x15\n" +
 	"\x13_data_parallel_rank\"\x83\x01\n" +
 	"\rReportRequest\x126\n" +
 	"\areports\x18\x01 \x03(\v2\x1c.kinference.router.v1.ReportR\areports\x12:\n" +
@@ -2650,13 +3031,20 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\x06epochs\x18\x05 \x03(\v2).kinference.router.v1.Catalog.EpochsEntryR\x06epochs\x1a9\n" +
 	"\vEpochsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x85\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x85\x02\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bprofiles\x18\x02 \x03(\tR\bprofiles\x12\"\n" +
 	"\rmax_model_len\x18\x03 \x01(\rR\vmaxModelLen\x12\x14\n" +
 	"\x05ready\x18\x04 \x01(\bR\x05ready\x12\x12\n" +
-	"\x04root\x18\x05 \x01(\tR\x04root\"\x84\x03\n" +
+	"\x04root\x18\x05 \x01(\tR\x04root\x12\x1e\n" +
+	"\n" +
+	"considered\x18\x06 \x03(\tR\n" +
+	"considered\x12\x1a\n" +
+	"\bexternal\x18\a \x01(\bR\bexternal\x12\x1d\n" +
+	"\n" +
+	"reads_tags\x18\b \x01(\bR\treadsTags\x12#\n" +
+	"\rreads_headers\x18\t \x01(\bR\freadsHeaders\"\x84\x03\n" +
 	"\aProfile\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
 	"\n" +
@@ -2689,7 +3077,7 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\"M\n" +
 	"\x0fExplainResponse\x12:\n" +
-	"\bdecision\x18\x01 \x01(\v2\x1e.kinference.router.v1.DecisionR\bdecision\"\xf4\x03\n" +
+	"\bdecision\x18\x01 \x01(\v2\x1e.kinference.router.v1.DecisionR\bdecision\"\xe4\x04\n" +
 	"\bDecision\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
@@ -2708,7 +3096,9 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\x06reason\x18\v \x01(\tR\x06reason\x12:\n" +
 	"\vactual_ttft\x18\f \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"actualTtft\x125\n" +
-	"\x14actual_cached_tokens\x18\r \x01(\rH\x00R\x12actualCachedTokens\x88\x01\x01B\x17\n" +
+	"\x14actual_cached_tokens\x18\r \x01(\rH\x00R\x12actualCachedTokens\x88\x01\x01\x127\n" +
+	"\averdict\x18\x0e \x01(\v2\x1d.kinference.router.v1.VerdictR\averdict\x125\n" +
+	"\x06shadow\x18\x0f \x01(\v2\x1d.kinference.router.v1.VerdictR\x06shadowB\x17\n" +
 	"\x15_actual_cached_tokens\"\xc4\x04\n" +
 	"\tCandidate\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x18\n" +
@@ -2726,7 +3116,13 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\bkv_usage\x18\f \x01(\x01R\akvUsage\x128\n" +
 	"\n" +
 	"sample_age\x18\r \x01(\v2\x19.google.protobuf.DurationR\tsampleAge\x12\x18\n" +
-	"\adropped\x18\x0e \x01(\tR\adropped\"\x0f\n" +
+	"\adropped\x18\x0e \x01(\tR\adropped\"}\n" +
+	"\aVerdict\x12\x16\n" +
+	"\x06action\x18\x01 \x01(\tR\x06action\x12\x12\n" +
+	"\x04rule\x18\x02 \x01(\tR\x04rule\x12\x14\n" +
+	"\x05stage\x18\x03 \x01(\rR\x05stage\x12\x18\n" +
+	"\aemptied\x18\x04 \x03(\tR\aemptied\x12\x16\n" +
+	"\x06chosen\x18\x05 \x01(\tR\x06chosen\"\x0f\n" +
 	"\rStatusRequest\"\xe5\x01\n" +
 	"\x0eStatusResponse\x12'\n" +
 	"\x0fcatalog_version\x18\x01 \x01(\x04R\x0ecatalogVersion\x12+\n" +
@@ -2825,100 +3221,108 @@ func file_kinference_router_v1_router_proto_rawDescGZIP() []byte {
 }
 
 var file_kinference_router_v1_router_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_kinference_router_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_kinference_router_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_kinference_router_v1_router_proto_goTypes = []any{
 	(ParityState)(0),             // 0: kinference.router.v1.ParityState
 	(ParityCause)(0),             // 1: kinference.router.v1.ParityCause
 	(Outcome)(0),                 // 2: kinference.router.v1.Outcome
 	(TokenSource)(0),             // 3: kinference.router.v1.TokenSource
 	(*RouteRequest)(nil),         // 4: kinference.router.v1.RouteRequest
-	(*Prompt)(nil),               // 5: kinference.router.v1.Prompt
-	(*RouteResponse)(nil),        // 6: kinference.router.v1.RouteResponse
-	(*Endpoint)(nil),             // 7: kinference.router.v1.Endpoint
-	(*ReportRequest)(nil),        // 8: kinference.router.v1.ReportRequest
-	(*ParityReport)(nil),         // 9: kinference.router.v1.ParityReport
-	(*Parity)(nil),               // 10: kinference.router.v1.Parity
-	(*Report)(nil),               // 11: kinference.router.v1.Report
-	(*Moved)(nil),                // 12: kinference.router.v1.Moved
-	(*FirstToken)(nil),           // 13: kinference.router.v1.FirstToken
-	(*Done)(nil),                 // 14: kinference.router.v1.Done
-	(*ReportResponse)(nil),       // 15: kinference.router.v1.ReportResponse
-	(*WatchCatalogRequest)(nil),  // 16: kinference.router.v1.WatchCatalogRequest
-	(*WatchCatalogResponse)(nil), // 17: kinference.router.v1.WatchCatalogResponse
-	(*Catalog)(nil),              // 18: kinference.router.v1.Catalog
-	(*Model)(nil),                // 19: kinference.router.v1.Model
-	(*Profile)(nil),              // 20: kinference.router.v1.Profile
-	(*Worker)(nil),               // 21: kinference.router.v1.Worker
-	(*ExplainRequest)(nil),       // 22: kinference.router.v1.ExplainRequest
-	(*ExplainResponse)(nil),      // 23: kinference.router.v1.ExplainResponse
-	(*Decision)(nil),             // 24: kinference.router.v1.Decision
-	(*Candidate)(nil),            // 25: kinference.router.v1.Candidate
-	(*StatusRequest)(nil),        // 26: kinference.router.v1.StatusRequest
-	(*StatusResponse)(nil),       // 27: kinference.router.v1.StatusResponse
-	(*WorkerStatus)(nil),         // 28: kinference.router.v1.WorkerStatus
-	(*WorkerIndex)(nil),          // 29: kinference.router.v1.WorkerIndex
-	(*ProfileStatus)(nil),        // 30: kinference.router.v1.ProfileStatus
-	(*CachedCounts)(nil),         // 31: kinference.router.v1.CachedCounts
-	nil,                          // 32: kinference.router.v1.Catalog.EpochsEntry
-	(*durationpb.Duration)(nil),  // 33: google.protobuf.Duration
+	(*Attributes)(nil),           // 5: kinference.router.v1.Attributes
+	(*Prompt)(nil),               // 6: kinference.router.v1.Prompt
+	(*RouteResponse)(nil),        // 7: kinference.router.v1.RouteResponse
+	(*Rejection)(nil),            // 8: kinference.router.v1.Rejection
+	(*Endpoint)(nil),             // 9: kinference.router.v1.Endpoint
+	(*ReportRequest)(nil),        // 10: kinference.router.v1.ReportRequest
+	(*ParityReport)(nil),         // 11: kinference.router.v1.ParityReport
+	(*Parity)(nil),               // 12: kinference.router.v1.Parity
+	(*Report)(nil),               // 13: kinference.router.v1.Report
+	(*Moved)(nil),                // 14: kinference.router.v1.Moved
+	(*FirstToken)(nil),           // 15: kinference.router.v1.FirstToken
+	(*Done)(nil),                 // 16: kinference.router.v1.Done
+	(*ReportResponse)(nil),       // 17: kinference.router.v1.ReportResponse
+	(*WatchCatalogRequest)(nil),  // 18: kinference.router.v1.WatchCatalogRequest
+	(*WatchCatalogResponse)(nil), // 19: kinference.router.v1.WatchCatalogResponse
+	(*Catalog)(nil),              // 20: kinference.router.v1.Catalog
+	(*Model)(nil),                // 21: kinference.router.v1.Model
+	(*Profile)(nil),              // 22: kinference.router.v1.Profile
+	(*Worker)(nil),               // 23: kinference.router.v1.Worker
+	(*ExplainRequest)(nil),       // 24: kinference.router.v1.ExplainRequest
+	(*ExplainResponse)(nil),      // 25: kinference.router.v1.ExplainResponse
+	(*Decision)(nil),             // 26: kinference.router.v1.Decision
+	(*Candidate)(nil),            // 27: kinference.router.v1.Candidate
+	(*Verdict)(nil),              // 28: kinference.router.v1.Verdict
+	(*StatusRequest)(nil),        // 29: kinference.router.v1.StatusRequest
+	(*StatusResponse)(nil),       // 30: kinference.router.v1.StatusResponse
+	(*WorkerStatus)(nil),         // 31: kinference.router.v1.WorkerStatus
+	(*WorkerIndex)(nil),          // 32: kinference.router.v1.WorkerIndex
+	(*ProfileStatus)(nil),        // 33: kinference.router.v1.ProfileStatus
+	(*CachedCounts)(nil),         // 34: kinference.router.v1.CachedCounts
+	nil,                          // 35: kinference.router.v1.Attributes.HeadersEntry
+	nil,                          // 36: kinference.router.v1.Catalog.EpochsEntry
+	(*durationpb.Duration)(nil),  // 37: google.protobuf.Duration
 }
 var file_kinference_router_v1_router_proto_depIdxs = []int32{
-	5,  // 0: kinference.router.v1.RouteRequest.prompts:type_name -> kinference.router.v1.Prompt
-	7,  // 1: kinference.router.v1.RouteResponse.endpoints:type_name -> kinference.router.v1.Endpoint
-	33, // 2: kinference.router.v1.Endpoint.predicted_ttft:type_name -> google.protobuf.Duration
-	11, // 3: kinference.router.v1.ReportRequest.reports:type_name -> kinference.router.v1.Report
-	9,  // 4: kinference.router.v1.ReportRequest.parity:type_name -> kinference.router.v1.ParityReport
-	10, // 5: kinference.router.v1.ParityReport.verdicts:type_name -> kinference.router.v1.Parity
-	0,  // 6: kinference.router.v1.Parity.state:type_name -> kinference.router.v1.ParityState
-	1,  // 7: kinference.router.v1.Parity.cause:type_name -> kinference.router.v1.ParityCause
-	12, // 8: kinference.router.v1.Report.moved:type_name -> kinference.router.v1.Moved
-	13, // 9: kinference.router.v1.Report.first_token:type_name -> kinference.router.v1.FirstToken
-	14, // 10: kinference.router.v1.Report.done:type_name -> kinference.router.v1.Done
-	33, // 11: kinference.router.v1.FirstToken.ttft:type_name -> google.protobuf.Duration
-	2,  // 12: kinference.router.v1.Done.outcome:type_name -> kinference.router.v1.Outcome
-	18, // 13: kinference.router.v1.WatchCatalogResponse.catalog:type_name -> kinference.router.v1.Catalog
-	19, // 14: kinference.router.v1.Catalog.models:type_name -> kinference.router.v1.Model
-	20, // 15: kinference.router.v1.Catalog.profiles:type_name -> kinference.router.v1.Profile
-	21, // 16: kinference.router.v1.Catalog.workers:type_name -> kinference.router.v1.Worker
-	32, // 17: kinference.router.v1.Catalog.epochs:type_name -> kinference.router.v1.Catalog.EpochsEntry
-	0,  // 18: kinference.router.v1.Profile.parity:type_name -> kinference.router.v1.ParityState
-	1,  // 19: kinference.router.v1.Profile.parity_cause:type_name -> kinference.router.v1.ParityCause
-	33, // 20: kinference.router.v1.Worker.metrics_interval:type_name -> google.protobuf.Duration
-	24, // 21: kinference.router.v1.ExplainResponse.decision:type_name -> kinference.router.v1.Decision
-	25, // 22: kinference.router.v1.Decision.candidates:type_name -> kinference.router.v1.Candidate
-	33, // 23: kinference.router.v1.Decision.actual_ttft:type_name -> google.protobuf.Duration
-	33, // 24: kinference.router.v1.Candidate.predicted_ttft:type_name -> google.protobuf.Duration
-	33, // 25: kinference.router.v1.Candidate.predicted_wait:type_name -> google.protobuf.Duration
-	33, // 26: kinference.router.v1.Candidate.predicted_prefill:type_name -> google.protobuf.Duration
-	33, // 27: kinference.router.v1.Candidate.sample_age:type_name -> google.protobuf.Duration
-	28, // 28: kinference.router.v1.StatusResponse.workers:type_name -> kinference.router.v1.WorkerStatus
-	30, // 29: kinference.router.v1.StatusResponse.profiles:type_name -> kinference.router.v1.ProfileStatus
-	33, // 30: kinference.router.v1.WorkerStatus.sample_age:type_name -> google.protobuf.Duration
-	29, // 31: kinference.router.v1.WorkerStatus.index:type_name -> kinference.router.v1.WorkerIndex
-	0,  // 32: kinference.router.v1.WorkerStatus.tokens:type_name -> kinference.router.v1.ParityState
-	1,  // 33: kinference.router.v1.WorkerStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
-	33, // 34: kinference.router.v1.WorkerIndex.lag:type_name -> google.protobuf.Duration
-	3,  // 35: kinference.router.v1.ProfileStatus.source:type_name -> kinference.router.v1.TokenSource
-	0,  // 36: kinference.router.v1.ProfileStatus.tokens:type_name -> kinference.router.v1.ParityState
-	1,  // 37: kinference.router.v1.ProfileStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
-	0,  // 38: kinference.router.v1.ProfileStatus.cached:type_name -> kinference.router.v1.ParityState
-	1,  // 39: kinference.router.v1.ProfileStatus.cached_cause:type_name -> kinference.router.v1.ParityCause
-	31, // 40: kinference.router.v1.ProfileStatus.cached_counts:type_name -> kinference.router.v1.CachedCounts
-	4,  // 41: kinference.router.v1.RouterService.Route:input_type -> kinference.router.v1.RouteRequest
-	8,  // 42: kinference.router.v1.RouterService.Report:input_type -> kinference.router.v1.ReportRequest
-	16, // 43: kinference.router.v1.RouterService.WatchCatalog:input_type -> kinference.router.v1.WatchCatalogRequest
-	22, // 44: kinference.router.v1.RouterService.Explain:input_type -> kinference.router.v1.ExplainRequest
-	26, // 45: kinference.router.v1.RouterService.Status:input_type -> kinference.router.v1.StatusRequest
-	6,  // 46: kinference.router.v1.RouterService.Route:output_type -> kinference.router.v1.RouteResponse
-	15, // 47: kinference.router.v1.RouterService.Report:output_type -> kinference.router.v1.ReportResponse
-	17, // 48: kinference.router.v1.RouterService.WatchCatalog:output_type -> kinference.router.v1.WatchCatalogResponse
-	23, // 49: kinference.router.v1.RouterService.Explain:output_type -> kinference.router.v1.ExplainResponse
-	27, // 50: kinference.router.v1.RouterService.Status:output_type -> kinference.router.v1.StatusResponse
-	46, // [46:51] is the sub-list for method output_type
-	41, // [41:46] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	6,  // 0: kinference.router.v1.RouteRequest.prompts:type_name -> kinference.router.v1.Prompt
+	5,  // 1: kinference.router.v1.RouteRequest.attributes:type_name -> kinference.router.v1.Attributes
+	35, // 2: kinference.router.v1.Attributes.headers:type_name -> kinference.router.v1.Attributes.HeadersEntry
+	9,  // 3: kinference.router.v1.RouteResponse.endpoints:type_name -> kinference.router.v1.Endpoint
+	37, // 4: kinference.router.v1.Endpoint.predicted_ttft:type_name -> google.protobuf.Duration
+	13, // 5: kinference.router.v1.ReportRequest.reports:type_name -> kinference.router.v1.Report
+	11, // 6: kinference.router.v1.ReportRequest.parity:type_name -> kinference.router.v1.ParityReport
+	12, // 7: kinference.router.v1.ParityReport.verdicts:type_name -> kinference.router.v1.Parity
+	0,  // 8: kinference.router.v1.Parity.state:type_name -> kinference.router.v1.ParityState
+	1,  // 9: kinference.router.v1.Parity.cause:type_name -> kinference.router.v1.ParityCause
+	14, // 10: kinference.router.v1.Report.moved:type_name -> kinference.router.v1.Moved
+	15, // 11: kinference.router.v1.Report.first_token:type_name -> kinference.router.v1.FirstToken
+	16, // 12: kinference.router.v1.Report.done:type_name -> kinference.router.v1.Done
+	37, // 13: kinference.router.v1.FirstToken.ttft:type_name -> google.protobuf.Duration
+	2,  // 14: kinference.router.v1.Done.outcome:type_name -> kinference.router.v1.Outcome
+	20, // 15: kinference.router.v1.WatchCatalogResponse.catalog:type_name -> kinference.router.v1.Catalog
+	21, // 16: kinference.router.v1.Catalog.models:type_name -> kinference.router.v1.Model
+	22, // 17: kinference.router.v1.Catalog.profiles:type_name -> kinference.router.v1.Profile
+	23, // 18: kinference.router.v1.Catalog.workers:type_name -> kinference.router.v1.Worker
+	36, // 19: kinference.router.v1.Catalog.epochs:type_name -> kinference.router.v1.Catalog.EpochsEntry
+	0,  // 20: kinference.router.v1.Profile.parity:type_name -> kinference.router.v1.ParityState
+	1,  // 21: kinference.router.v1.Profile.parity_cause:type_name -> kinference.router.v1.ParityCause
+	37, // 22: kinference.router.v1.Worker.metrics_interval:type_name -> google.protobuf.Duration
+	26, // 23: kinference.router.v1.ExplainResponse.decision:type_name -> kinference.router.v1.Decision
+	27, // 24: kinference.router.v1.Decision.candidates:type_name -> kinference.router.v1.Candidate
+	37, // 25: kinference.router.v1.Decision.actual_ttft:type_name -> google.protobuf.Duration
+	28, // 26: kinference.router.v1.Decision.verdict:type_name -> kinference.router.v1.Verdict
+	28, // 27: kinference.router.v1.Decision.shadow:type_name -> kinference.router.v1.Verdict
+	37, // 28: kinference.router.v1.Candidate.predicted_ttft:type_name -> google.protobuf.Duration
+	37, // 29: kinference.router.v1.Candidate.predicted_wait:type_name -> google.protobuf.Duration
+	37, // 30: kinference.router.v1.Candidate.predicted_prefill:type_name -> google.protobuf.Duration
+	37, // 31: kinference.router.v1.Candidate.sample_age:type_name -> google.protobuf.Duration
+	31, // 32: kinference.router.v1.StatusResponse.workers:type_name -> kinference.router.v1.WorkerStatus
+	33, // 33: kinference.router.v1.StatusResponse.profiles:type_name -> kinference.router.v1.ProfileStatus
+	37, // 34: kinference.router.v1.WorkerStatus.sample_age:type_name -> google.protobuf.Duration
+	32, // 35: kinference.router.v1.WorkerStatus.index:type_name -> kinference.router.v1.WorkerIndex
+	0,  // 36: kinference.router.v1.WorkerStatus.tokens:type_name -> kinference.router.v1.ParityState
+	1,  // 37: kinference.router.v1.WorkerStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
+	37, // 38: kinference.router.v1.WorkerIndex.lag:type_name -> google.protobuf.Duration
+	3,  // 39: kinference.router.v1.ProfileStatus.source:type_name -> kinference.router.v1.TokenSource
+	0,  // 40: kinference.router.v1.ProfileStatus.tokens:type_name -> kinference.router.v1.ParityState
+	1,  // 41: kinference.router.v1.ProfileStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
+	0,  // 42: kinference.router.v1.ProfileStatus.cached:type_name -> kinference.router.v1.ParityState
+	1,  // 43: kinference.router.v1.ProfileStatus.cached_cause:type_name -> kinference.router.v1.ParityCause
+	34, // 44: kinference.router.v1.ProfileStatus.cached_counts:type_name -> kinference.router.v1.CachedCounts
+	4,  // 45: kinference.router.v1.RouterService.Route:input_type -> kinference.router.v1.RouteRequest
+	10, // 46: kinference.router.v1.RouterService.Report:input_type -> kinference.router.v1.ReportRequest
+	18, // 47: kinference.router.v1.RouterService.WatchCatalog:input_type -> kinference.router.v1.WatchCatalogRequest
+	24, // 48: kinference.router.v1.RouterService.Explain:input_type -> kinference.router.v1.ExplainRequest
+	29, // 49: kinference.router.v1.RouterService.Status:input_type -> kinference.router.v1.StatusRequest
+	7,  // 50: kinference.router.v1.RouterService.Route:output_type -> kinference.router.v1.RouteResponse
+	17, // 51: kinference.router.v1.RouterService.Report:output_type -> kinference.router.v1.ReportResponse
+	19, // 52: kinference.router.v1.RouterService.WatchCatalog:output_type -> kinference.router.v1.WatchCatalogResponse
+	25, // 53: kinference.router.v1.RouterService.Explain:output_type -> kinference.router.v1.ExplainResponse
+	30, // 54: kinference.router.v1.RouterService.Status:output_type -> kinference.router.v1.StatusResponse
+	50, // [50:55] is the sub-list for method output_type
+	45, // [45:50] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_kinference_router_v1_router_proto_init() }
@@ -2926,21 +3330,21 @@ func file_kinference_router_v1_router_proto_init() {
 	if File_kinference_router_v1_router_proto != nil {
 		return
 	}
-	file_kinference_router_v1_router_proto_msgTypes[3].OneofWrappers = []any{}
-	file_kinference_router_v1_router_proto_msgTypes[7].OneofWrappers = []any{
+	file_kinference_router_v1_router_proto_msgTypes[5].OneofWrappers = []any{}
+	file_kinference_router_v1_router_proto_msgTypes[9].OneofWrappers = []any{
 		(*Report_Moved)(nil),
 		(*Report_FirstToken)(nil),
 		(*Report_Done)(nil),
 	}
-	file_kinference_router_v1_router_proto_msgTypes[10].OneofWrappers = []any{}
-	file_kinference_router_v1_router_proto_msgTypes[20].OneofWrappers = []any{}
+	file_kinference_router_v1_router_proto_msgTypes[12].OneofWrappers = []any{}
+	file_kinference_router_v1_router_proto_msgTypes[22].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kinference_router_v1_router_proto_rawDesc), len(file_kinference_router_v1_router_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   29,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

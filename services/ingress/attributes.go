@@ -1,0 +1,125 @@
+package ingress
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/kinference/kinference/internal/openai"
+	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
+	"github.com/kinference/kinference/services/ingress/internal/prompt"
+	"github.com/kinference/kinference/services/ingress/internal/proxy"
+)
+
+// qosHeader lets a client ask for less than its class of service.
+const qosHeader = "X-Kinference-Qos"
+
+// classes of service, highest first.
+var classes = []string{"interactive", "batch", "deferrable"}
+
+const (
+	// maxTools bounds the names of tools that policies see.
+	maxTools = 256
+	// maxHeaders and maxHeaderBytes bound the headers that policies see.
+	maxHeaders, maxHeaderBytes = 64, 16 << 10
+)
+
+// attributesOf is what policies may ask about the request.
+func (x *exchange) attributesOf() (*routerv1.Attributes, *openai.Error) {
+	a := &routerv1.Attributes{Qos: classes[0], Endpoint: "ChatCompletions", EstimatedTokens: uint32(prompt.Estimate(&x.req)), Tools: toolNames(x.req.Tools)}
+	if x.req.Route == openai.RouteCompletions {
+		a.Endpoint = "Completions"
+	}
+	if asked := x.r.Header.Get(qosHeader); asked != "" {
+		if !slices.Contains(classes, asked) {
+			return nil, openai.Invalid("", "invalid_qos", "The header "+qosHeader+" must be one of "+strings.Join(classes, ", ")+".")
+		}
+		a.Qos = asked // the highest is everybody's, so it can only lower
+	}
+	if x.model.ReadsHeaders {
+		a.Headers = map[string]string{}
+		n := 0
+		for name, values := range proxy.CleanHeader(x.r.Header) {
+			if n += len(name) + len(values[0]); len(a.Headers) == maxHeaders || n > maxHeaderBytes {
+				return nil, openai.Invalid("", "headers_too_large", "The request has too many or too long headers.")
+			}
+			a.Headers[strings.ToLower(name)] = values[0]
+		}
+	}
+	return a, nil
+}
+
+// toolNames are the names of the functions in a request's tools.
+func toolNames(tools json.RawMessage) []string {
+	var list []struct {
+		Function struct {
+			Name string `json:"name"`
+		} `json:"function"`
+	}
+	if len(tools) == 0 || json.Unmarshal(tools, &list) != nil {
+		return nil // whatever is wrong with it the engine will say
+	}
+	var out []string
+	for _, t := range list[:min(len(list), maxTools)] {
+		if t.Function.Name != "" {
+			out = append(out, t.Function.Name)
+		}
+	}
+	return out
+}
+
+// rejected is the answer for a request that a policy's rule refuses.
+func rejected(err error) *openai.Error {
+	out := &openai.Error{Status: http.StatusForbidden, Type: openai.TypeInvalidRequest, Code: "policy_rejected", Message: "A policy refuses this request."}
+	var ce *connect.Error
+	if !errors.As(err, &ce) {
+		return out
+	}
+	for _, d := range ce.Details() {
+		if v, verr := d.Value(); verr == nil {
+			if r, ok := v.(*routerv1.Rejection); ok {
+				out.Message = "A policy refuses this request (" + r.GetReason() + ")."
+				if r.GetMessage() != "" {
+					out.Message += " " + r.GetMessage()
+				}
+			}
+		}
+	}
+	return out
+}
+
+// saturated is the answer when there are endpoints, all of them too busy.
+func saturated(after time.Duration) *openai.Error {
+	return &openai.Error{
+		Status: http.StatusTooManyRequests, Type: "rate_limit_error", Code: "saturated", RetryAfter: after,
+		Message: "All model servers that may serve this request are busy. Try again later.",
+	}
+}
+
+// retry is what a policy says about failures before the first content.
+type retry struct {
+	attempts int      // in all; 0: as many as there are endpoints
+	on       []string // empty: whatever can be retried
+}
+
+// allows reports whether another endpoint may be tried after a failure.
+func (r *retry) allows(attempts int, failed *proxy.Result) bool {
+	if r.attempts > 0 && attempts >= r.attempts {
+		return false
+	}
+	word := "5xx"
+	switch {
+	case failed.Reason == proxy.Connect:
+		word = "ConnectFailure"
+	case failed.Reason == proxy.Timeout:
+		word = "Timeout"
+	case failed.Err != nil && (failed.Err.Status == http.StatusTooManyRequests || failed.Err.Status == http.StatusServiceUnavailable):
+		word = "Overloaded"
+	}
+	return len(r.on) == 0 || slices.Contains(r.on, word)
+}

@@ -1,0 +1,437 @@
+package router
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/kinference/kinference/api/v1alpha1"
+	"github.com/kinference/kinference/internal/kvhash"
+	"github.com/kinference/kinference/internal/policy"
+	"github.com/kinference/kinference/internal/resources"
+	"github.com/kinference/kinference/internal/rpc"
+	"github.com/kinference/kinference/internal/schedule"
+	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
+	"github.com/kinference/kinference/services/router/internal/catalog"
+	"github.com/kinference/kinference/services/router/internal/decisions"
+	"github.com/kinference/kinference/services/router/internal/evaluate"
+)
+
+// prompt is one routerv1.Prompt with its hashes as kvhash has them.
+type prompt struct {
+	*routerv1.Prompt
+	hashes []kvhash.Hash
+}
+
+// Route implements routerv1connect.RouterServiceHandler.
+func (s *server) Route(ctx context.Context, req *routerv1.RouteRequest) (*routerv1.RouteResponse, error) {
+	started := s.now()
+	resp, outcome, err := s.route(ctx, req)
+	s.metrics.decided(ctx, outcome, s.now().Sub(started))
+	return resp, err
+}
+
+func (s *server) route(ctx context.Context, req *routerv1.RouteRequest) (*routerv1.RouteResponse, string, error) {
+	version, _ := s.catalog.Current()
+	if version == nil {
+		return nil, "no_catalog", rpc.Error(connect.CodeUnavailable, "the resources are not loaded yet", retryDelay)
+	}
+	model := version.Plan.Models[req.Model]
+	if model == nil {
+		return nil, "unknown_model", rpc.Error(connect.CodeNotFound, "the model does not exist", 0)
+	}
+	if len(req.Prompts) > maxPrompts {
+		return nil, "invalid", rpc.Error(connect.CodeInvalidArgument, "too many prompts", 0)
+	}
+	attributes, err := requestOf(req)
+	if err != nil {
+		return nil, "invalid", rpc.Error(connect.CodeInvalidArgument, err.Error(), 0)
+	}
+	x := &routing{server: s, ctx: ctx, req: req, version: version, model: model, attributes: attributes, prompts: convert(req.Prompts)}
+	if x.attributes.PromptTokens = tokensOf(x.prompts, ""); len(x.prompts) == 0 {
+		x.attributes.PromptTokens = int(min(req.GetAttributes().GetEstimatedTokens(), 1<<30))
+	}
+	x.decide()
+	if x.verdict.Action == policy.Queue {
+		// The catalog may change meanwhile; the request waits under the one that
+		// it came with.
+		if !s.queue.Wait(ctx, model.Pool.Name+" "+req.Model, x.verdict.Wait, func() bool { x.decide(); return x.verdict.Action != policy.Queue }) && ctx.Err() == nil {
+			x.record()
+			return nil, "queue_timeout", rpc.Error(connect.CodeResourceExhausted, "no endpoint was free in time", retryDelay)
+		}
+	}
+	if ctx.Err() != nil { // nobody would report what is booked now
+		s.scheduler.Done(s.now(), req.RequestId, schedule.Outcome{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1})
+		s.providers.Done(req.RequestId)
+		return nil, "canceled", ctx.Err()
+	}
+	x.record()
+	switch x.verdict.Action {
+	case policy.Reject:
+		return nil, "rejected", x.rejected()
+	case policy.Saturated:
+		return nil, "saturated", rpc.Error(connect.CodeResourceExhausted, "every endpoint that may serve the request is too busy", retryDelay)
+	case policy.Unavailable:
+		return x.nowhere()
+	}
+	return x.answer(), "ok", nil
+}
+
+// routing is one request on its way to a decision.
+type routing struct {
+	*server
+	ctx        context.Context
+	req        *routerv1.RouteRequest
+	version    *catalog.Version
+	model      *evaluate.Model
+	attributes policy.Request
+	prompts    map[string]*prompt
+
+	at        time.Time
+	endpoints []evaluate.Endpoint // workers that could serve first
+	live      int                 // how many of them: the scheduler's candidates
+	decision  schedule.Decision
+	verdict   policy.Decision
+}
+
+// requestOf is what policies see of a request.
+func requestOf(req *routerv1.RouteRequest) (policy.Request, error) {
+	a := req.GetAttributes()
+	out := policy.Request{
+		ID: req.RequestId, Model: req.Model, Tenants: a.GetTenants(), QoS: v1alpha1.QoS(a.GetQos()), MaxTokens: int(min(req.MaxTokens, 1<<30)),
+		Endpoint: v1alpha1.APIEndpoint(a.GetEndpoint()), Stream: !req.Whole, Tools: a.GetTools(), Headers: a.GetHeaders(),
+		Tags: policy.Tags{Present: a.GetTags(), Complete: a.GetClassified()},
+	}
+	if out.QoS == "" {
+		out.QoS = v1alpha1.QoSInteractive
+	}
+	if a.GetClaimsJson() != "" {
+		if err := json.Unmarshal([]byte(a.GetClaimsJson()), &out.Claims); err != nil {
+			return out, errors.New("the claims are no JSON object")
+		}
+	}
+	return out, nil
+}
+
+// decide looks at the fleet, evaluates the policies and books the choice.
+func (x *routing) decide() {
+	x.at = x.now()
+	all := evaluate.Endpoints(x.at, evaluate.Request{
+		Model: x.model, Exclude: x.req.Exclude,
+		Tokens: func(profile string) int {
+			if p := x.prompts[profile]; p != nil && p.Approximate {
+				return 0 // an estimate is no reason to refuse
+			}
+			return tokensOf(x.prompts, profile)
+		},
+	}, x.fleet, &x.providers)
+	x.endpoints, x.live = workersFirst(all)
+	found := x.match(x.ctx, x.prompts, x.endpoints[:x.live])
+	if x.ctx.Err() != nil {
+		return
+	}
+	x.at = x.now()
+	fleet := &policy.Fleet{Endpoints: x.candidates()}
+	x.decision = x.scheduler.DecideBy(x.at, schedule.Request{
+		ID: x.req.RequestId, Tenant: x.req.Tenant, Model: x.req.Model, Connection: x.req.Connection, MaxTokens: x.attributes.MaxTokens, Whole: x.req.Whole,
+	}, candidates(x.at, x.endpoints[:x.live], x.prompts, found.held), func(e []schedule.Estimate, rank func([]int)) ([]int, bool) {
+		for i := range e {
+			fleet.Endpoints[i].TTFT, fleet.Endpoints[i].E2E = e[i].TTFT, e[i].TTFT+time.Duration(x.output())*e[i].ITL
+			fleet.Endpoints[i].Cost = workerCost(&x.endpoints[i], &e[i], x.output())
+		}
+		fleet.Rank = func(order []int) { x.rank(order, rank, fleet) }
+		x.verdict = x.model.Policies.Evaluate(&x.attributes, fleet)
+		return x.workers(x.verdict.Order)
+	})
+	if x.verdict.Action != policy.Route {
+		return
+	}
+	chosen := &x.endpoints[x.verdict.Order[0]]
+	if chosen.Provider != nil {
+		x.providers.Book(x.at, x.req.RequestId, chosen.Provider.Provider.Name)
+		return
+	}
+	x.providers.Done(x.req.RequestId) // it may have been at one before
+	estimate := &x.decision.Estimates[x.verdict.Order[0]]
+	if p := x.prompts[chosen.Profile.ID]; p != nil {
+		x.affinity.Record(x.at, chosen.ID, p.hashes)
+		if promise, ok := found.promise(x.at, p, chosen.ID, estimate); ok {
+			x.cached.Promised(x.req.RequestId, promise)
+		}
+	}
+	x.metrics.chosen(x.ctx, x.model.Name, estimate)
+}
+
+// workersFirst puts the workers that could serve before all others.
+func workersFirst(all []evaluate.Endpoint) (sorted []evaluate.Endpoint, live int) {
+	sorted = make([]evaluate.Endpoint, 0, len(all))
+	for _, first := range [...]bool{true, false} {
+		for i := range all {
+			if e := &all[i]; (e.Worker != nil && e.Dropped == "") == first {
+				sorted = append(sorted, *e)
+			}
+		}
+		if first {
+			live = len(sorted)
+		}
+	}
+	return sorted, live
+}
+
+// candidates are the endpoints as policies see them; the predictions for workers
+// follow when the scheduler has made them.
+func (x *routing) candidates() []policy.Endpoint {
+	out := make([]policy.Endpoint, len(x.endpoints))
+	for i := range x.endpoints {
+		e := &x.endpoints[i]
+		p := &out[i]
+		*p = policy.Endpoint{Backend: e.Backend, ID: e.ID, Unfit: e.Dropped, Load: e.LoadOf(x.at, x.fleet)}
+		switch {
+		case e.Provider != nil:
+			p.TTFT = x.providers.TTFT(e.Provider.Provider)
+			p.E2E, p.Cost = p.TTFT+time.Duration(x.output())*providerITL, providerCost(e.Provider, x.attributes.PromptTokens, x.output())
+		case e.Worker != nil:
+			p.Labels = e.Worker.Labels
+		}
+	}
+	return out
+}
+
+// rank sorts by predicted TTFT. The scheduler knows what to do with workers that
+// are nearly equal; providers stand where their TTFT belongs.
+func (x *routing) rank(order []int, rank func([]int), f *policy.Fleet) {
+	workers := make([]int, 0, len(order))
+	var others []int
+	for _, i := range order {
+		if i < x.live {
+			workers = append(workers, i)
+		} else {
+			others = append(others, i)
+		}
+	}
+	rank(workers)
+	order = order[:0]
+	for _, w := range workers {
+		for len(others) > 0 && f.Endpoints[others[0]].TTFT < f.Endpoints[w].TTFT {
+			order, others = append(order, others[0]), others[1:]
+		}
+		order = append(order, w)
+	}
+	_ = append(order, others...)
+}
+
+// workers are those of an order that the scheduler knows, and whether the first
+// of the order is one.
+func (x *routing) workers(order []int) (known []int, first bool) {
+	for _, i := range order {
+		if i < x.live {
+			known = append(known, i)
+		}
+	}
+	return known, len(order) > 0 && order[0] < x.live
+}
+
+// nowhere is the answer when no endpoint is there for the request.
+func (x *routing) nowhere() (*routerv1.RouteResponse, string, error) {
+	ready, tooLong := 0, 0
+	for i := range x.endpoints {
+		if e := &x.endpoints[i]; e.TooLong {
+			ready, tooLong = ready+1, tooLong+1
+		} else if e.Dropped == "" {
+			ready++
+		}
+	}
+	if tooLong > 0 && tooLong == ready {
+		return nil, "too_long", rpc.Error(connect.CodeOutOfRange, "the prompt is longer than the context of every worker that is ready", 0)
+	}
+	return nil, "not_ready", rpc.Error(connect.CodeUnavailable, "no endpoint that may serve the request is ready", retryDelay)
+}
+
+// rejected is the error for a request that a rule refuses.
+func (x *routing) rejected() error {
+	err := rpc.Error(connect.CodePermissionDenied, "a policy refuses the request", 0)
+	if d, derr := connect.NewErrorDetail(&routerv1.Rejection{Reason: x.verdict.Rejection.Reason, Message: x.verdict.Rejection.Message, Rule: ruleOf(&x.verdict)}); derr == nil {
+		err.AddDetail(d)
+	}
+	return err
+}
+
+func ruleOf(d *policy.Decision) string {
+	if d.Rule == "" {
+		return ""
+	}
+	return d.Policy + "/" + d.Rule
+}
+
+// record keeps the decision for whoever asks why.
+func (x *routing) record() {
+	if x.req.RequestId == "" {
+		return
+	}
+	r := &decisions.Record{
+		RequestID: x.req.RequestId, Model: x.req.Model, Tenant: x.req.Tenant, Pool: x.model.Pool.Name,
+		Decided: x.at, CatalogVersion: x.version.Number, Decision: x.decision,
+	}
+	if !x.model.Policies.Empty() {
+		r.Verdict = x.verdictOf(&x.verdict)
+		if x.verdict.Shadow != nil {
+			r.Shadow = x.verdictOf(x.verdict.Shadow)
+		}
+	}
+	if x.verdict.Action == policy.Route {
+		r.Chosen = x.endpoints[x.verdict.Order[0]].ID
+	}
+	for i, v := range x.verdict.Verdicts {
+		if e := &x.endpoints[i]; v.Cause != policy.Kept {
+			profile := ""
+			if e.Profile != nil {
+				profile = e.Profile.ID
+			}
+			r.Dropped = append(r.Dropped, decisions.Dropped{Worker: e.ID, Profile: profile, Why: why(e, v)})
+		}
+	}
+	x.decisions.Add(r)
+}
+
+func (x *routing) verdictOf(d *policy.Decision) *routerv1.Verdict {
+	out := &routerv1.Verdict{Action: d.Action.String(), Rule: ruleOf(d), Stage: uint32(d.Stage), Emptied: d.Emptied}
+	if d.Action == policy.Route {
+		out.Chosen = x.endpoints[d.Order[0]].ID
+	}
+	return out
+}
+
+// why says in words why an endpoint was not chosen.
+func why(e *evaluate.Endpoint, v policy.Verdict) string {
+	switch v.Cause {
+	case policy.NotConsidered:
+		return "the rule does not consider it"
+	case policy.Excluded:
+		return "excluded by " + v.Exclude
+	case policy.TooBusy:
+		return "too busy for " + v.Exclude
+	case policy.NotSelected:
+		return "in no stage of the rule's select"
+	}
+	return e.Dropped
+}
+
+// answer lists the endpoints, best first.
+func (x *routing) answer() *routerv1.RouteResponse {
+	resp := &routerv1.RouteResponse{}
+	if r := x.verdict.Retry; r != nil {
+		resp.Attempts = uint32(r.Attempts)
+		for _, on := range r.RetryOn {
+			resp.RetryOn = append(resp.RetryOn, string(on))
+		}
+	}
+	for _, i := range x.verdict.Order[:min(len(x.verdict.Order), maxEndpoints)] {
+		if e := &x.endpoints[i]; e.Provider != nil {
+			resp.Endpoints = append(resp.Endpoints, &routerv1.Endpoint{
+				Worker: e.ID, Url: strings.TrimSuffix(strings.TrimRight(string(e.Provider.Provider.Spec.Endpoint), "/"), "/v1"), UpstreamModel: e.Provider.UpstreamModel, Provider: e.Provider.Provider.Name,
+				PredictedTtft: durationpb.New(x.providers.TTFT(e.Provider.Provider)),
+			})
+		} else {
+			resp.Endpoints = append(resp.Endpoints, endpoint(e, &x.decision.Estimates[i]))
+		}
+	}
+	return resp
+}
+
+// usualOutput stands for the tokens of an answer without a limit.
+const usualOutput = 256
+
+// providerITL is the time between tokens that a provider is thought to take.
+const providerITL = 20 * time.Millisecond
+
+// output is about how many tokens the answer will have.
+func (x *routing) output() int {
+	if n := x.attributes.MaxTokens; n > 0 {
+		return min(n, usualOutput)
+	}
+	return usualOutput
+}
+
+// workerCost is the price of the GPU time that the request takes: its prefill
+// and its share of the decode steps. 0 where the worker has no price.
+func workerCost(e *evaluate.Endpoint, est *schedule.Estimate, output int) float64 {
+	set := e.Profile.Set
+	seconds := est.Work.Seconds() + float64(output)*est.ITL.Seconds()/(1+est.Load.Running)
+	return set.HourlyPrice.Float() * float64(max(1, set.Accelerators)) * seconds / 3600
+}
+
+// providerCost is the price of the tokens; 0 where the provider has none.
+func providerCost(m *resources.ProviderModel, prompt, output int) float64 {
+	if m.Price == nil {
+		return 0
+	}
+	return (float64(prompt)*m.Price.PerMillion.Input.Float() + float64(output)*m.Price.PerMillion.Output.Float()) / 1e6
+}
+
+func convert(in []*routerv1.Prompt) map[string]*prompt {
+	out := make(map[string]*prompt, len(in))
+	for _, p := range in {
+		hashes := make([]kvhash.Hash, len(p.BlockHashes))
+		for i, h := range p.BlockHashes {
+			hashes[i] = kvhash.Hash(h)
+		}
+		out[p.Profile] = &prompt{p, hashes}
+	}
+	return out
+}
+
+// tokensOf is the length of the prompt for a profile. An ingress whose catalog
+// is a version behind may not have rendered it: another profile's length is
+// then the best guess.
+func tokensOf(prompts map[string]*prompt, profile string) int {
+	if p := prompts[profile]; p != nil {
+		return int(p.Tokens)
+	}
+	most := 0
+	for _, p := range prompts {
+		most = max(most, int(p.Tokens))
+	}
+	return most
+}
+
+func candidates(now time.Time, live []evaluate.Endpoint, prompts map[string]*prompt, matches map[holding]overlap) []schedule.Candidate {
+	out := make([]schedule.Candidate, len(live))
+	for i := range live {
+		e := &live[i]
+		st := &e.State
+		c := schedule.Candidate{
+			Worker: e.ID, Profile: e.Profile.ID, Tokens: tokensOf(prompts, e.Profile.ID),
+			Class: e.Profile.Set.Class, Group: e.Profile.Set.Name, TotalBlocks: st.TotalBlocks,
+			Load: schedule.Load{Running: st.Running, Waiting: st.Waiting, KVUsage: st.KVUsage, Known: !st.Sampled.IsZero()},
+		}
+		if c.Load.Known {
+			c.Load.Age = max(0, now.Sub(st.Sampled))
+		}
+		if p := prompts[e.Profile.ID]; p != nil {
+			m := matches[holding{e.Profile.ID, e.ID}]
+			c.BlockSize, c.Hashes, c.GPUTokens, c.CPUTokens = int(p.BlockSize), p.hashes, m.gpu, m.cpu
+			if st.BlockSize > 0 && st.BlockSize != c.BlockSize {
+				c.TotalBlocks = 0 // counted in other blocks than the prompt
+			}
+		}
+		out[i] = c
+	}
+	return out
+}
+
+func endpoint(e *evaluate.Endpoint, est *schedule.Estimate) *routerv1.Endpoint {
+	out := &routerv1.Endpoint{
+		Worker: e.ID, Url: e.Worker.URL, Profile: e.Profile.ID, UpstreamModel: e.Profile.UpstreamModel,
+		PredictedTtft: durationpb.New(est.TTFT), MatchedTokens: uint32(est.Matched + est.Anticipated),
+	}
+	if e.Profile.Set.Ranks > 1 {
+		rank := uint32(e.Rank)
+		out.DataParallelRank = &rank
+	}
+	return out
+}

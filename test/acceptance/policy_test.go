@@ -1,0 +1,386 @@
+package acceptance
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	"github.com/kinference/kinference/internal/fleetsim"
+	"github.com/kinference/kinference/internal/fleetsim/engine"
+	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
+)
+
+// cloud adds a third-party provider, which is another simulated server that no
+// relay watches, and lets it serve the model too.
+func (e *env) cloud() *fleetsim.Worker {
+	e.t.Helper()
+	w, err := fleetsim.Start(context.Background(), fleetsim.Config{Name: "cloud", TimeScale: 50, Model: "vendor/qwen", EventsPort: fleetsim.Off})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.t.Cleanup(w.Kill)
+	e.reload("cloud.yaml", `apiVersion: kinference.buoyant.io/v1alpha1
+kind: InferenceProvider
+metadata: { name: cloud, namespace: test }
+spec: { schema: OpenAICompatible, endpoint: "`+w.URL()+`/v1", models: [ { name: `+modelName+`, upstreamName: vendor/qwen, aliases: [ qwen ] } ] }
+`)
+	return w
+}
+
+// policy writes the rules of an InferencePolicy and waits until they are in force.
+func (e *env) policy(name, rules string) {
+	e.t.Helper()
+	e.reload(name+".yaml", "apiVersion: kinference.buoyant.io/v1alpha1\nkind: InferencePolicy\nmetadata: { name: "+name+", namespace: test }\nspec:\n  rules:\n"+rules)
+}
+
+// reload writes a file of resources and waits until the router and the ingress
+// go by it.
+func (e *env) reload(name, content string) {
+	e.t.Helper()
+	const line = `"msg":"catalog loaded"`
+	before := strings.Count(e.log.String(), line)
+	e.write(name, content)
+	e.eventually("resources are loaded", func() bool { return strings.Count(e.log.String(), line) > before })
+	version := fmt.Sprintf(`"msg":"catalog","service":"ingress","version":%d`, e.version())
+	e.eventually("ingress has them", func() bool { return strings.Contains(e.log.String(), version) || e.overtaken(&version) })
+}
+
+// overtaken replaces a version that the router no longer has, which ingress may
+// have skipped.
+func (e *env) overtaken(version *string) bool {
+	*version = fmt.Sprintf(`"msg":"catalog","service":"ingress","version":%d`, e.version())
+	return false
+}
+
+// version is the version of the router's catalog.
+func (e *env) version() uint64 {
+	e.t.Helper()
+	resp, err := e.router.Status(e.t.Context(), &routerv1.StatusRequest{})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return resp.GetCatalogVersion()
+}
+
+// busy keeps n requests in the engines until stop is called.
+func (e *env) busy(n, prompt, output int) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				e.post(ctx, "/v1/chat/completions", req{text: words(5000+i, prompt), max: output, extra: `,"ignore_eos":true`}.body())
+			}
+		})
+	}
+	return func() { cancel(); wg.Wait() }
+}
+
+const burst = `
+  - name: burst-to-cloud
+    route:
+      exclude:
+      - name: drop-overloaded-workers
+        drop: { backend: { type: Local }, queuedPrompts: { greaterThan: 2, window: 1s } }
+      select:
+      - { type: Local, minimize: PredictedTTFT }
+      - { type: Provider, order: [ cloud ] }
+`
+
+// Requests burst to a provider while the workers' queues are long, by their mean,
+// and come back.
+func TestBurstToProvider(t *testing.T) {
+	small := engine.L40SPlain16
+	small.MaxSeqs = 1
+	e := start(t, settings{workers: 1, scale: 20, worker: func(_ int, c *fleetsim.Config) { c.Profile = small }})
+	e.cloud()
+	e.policy("burst", burst)
+	where := func() *routerv1.Decision { return e.explain(e.chat(req{text: "where?", max: 1})) }
+	if d := where(); d.GetChosen() != "test.sim.w0/0" || d.GetVerdict().GetRule() != "test/burst/burst-to-cloud" {
+		t.Fatalf("idle: %v by %v", d.GetChosen(), d.GetVerdict())
+	}
+	stop := e.busy(6, 50, 200)
+	var d *routerv1.Decision
+	e.eventually("bursts", func() bool { d = where(); return d.GetChosen() == "provider test/cloud" })
+	dropped := ""
+	for _, c := range d.GetCandidates() {
+		if c.GetWorker() == "test.sim.w0/0" {
+			dropped = c.GetDropped()
+		}
+	}
+	if dropped != "too busy for drop-overloaded-workers" || d.GetVerdict().GetStage() != 1 {
+		t.Errorf("why not the worker: %q, stage %d", dropped, d.GetVerdict().GetStage())
+	}
+	stop()
+	e.eventually("comes back", func() bool { return where().GetChosen() == "test.sim.w0/0" })
+}
+
+// The client of a provider's answer sees the model that it asked for, in whole
+// answers and in streams.
+func TestProviderAnswers(t *testing.T) {
+	e := start(t, settings{workers: 1})
+	e.cloud()
+	e.policy("all-to-cloud", `
+  - { name: cloud, route: { consider: [ { type: Provider } ] } }
+`)
+	for _, stream := range []bool{true, false} {
+		a := e.chat(req{model: "qwen", text: "Hello", max: 5, stream: stream, extra: `,"cache_salt":"s"`})
+		if a.status != http.StatusOK || a.text == "" || !strings.Contains(a.body, `"model":"qwen"`) || strings.Contains(a.body, "vendor") {
+			t.Errorf("stream %v: %d %.300s", stream, a.status, a.body)
+		}
+		e.eventually("usage was reported", func() bool { return e.explain(a).GetServedBy() == "provider test/cloud" })
+	}
+}
+
+const piiStaysLocal = `
+  - name: serve
+    route:
+      exclude:
+      - name: pii-never-leaves-cluster
+        if: { tag: pii-detected }
+        drop: { backend: { type: Provider } }
+      select:
+      - { type: Provider, order: [ cloud ] }
+      - { type: Local, minimize: PredictedTTFT }
+      onEmpty: Reject
+`
+
+// route asks the router itself, which is how tags are given while there is no
+// classifier.
+func (e *env) route(id string, a *routerv1.Attributes) (*routerv1.RouteResponse, error) {
+	resp, err := e.router.Route(e.t.Context(), &routerv1.RouteRequest{RequestId: id, Model: modelName, Attributes: a})
+	if err == nil {
+		_, rerr := e.router.Report(e.t.Context(), &routerv1.ReportRequest{Reports: []*routerv1.Report{{RequestId: id, Event: &routerv1.Report_Done{Done: &routerv1.Done{}}}}})
+		if rerr != nil {
+			e.t.Fatal(rerr)
+		}
+	}
+	return resp, err
+}
+
+// No prompt with PII, and none that nobody classified, ever gets to a provider:
+// not when workers fail, not when all of them are gone.
+func TestPIINeverReachesAProvider(t *testing.T) {
+	e := start(t, settings{workers: 2})
+	cloud := e.cloud()
+	e.policy("pii-stays-local", piiStaysLocal)
+	clean, err := e.route("clean", &routerv1.Attributes{Classified: true})
+	if err != nil || clean.GetEndpoints()[0].GetProvider() != "test/cloud" {
+		t.Fatalf("a clean prompt: %v %v", clean, err)
+	}
+	pii, err := e.route("pii", &routerv1.Attributes{Classified: true, Tags: []string{"pii-detected"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, endpoint := range pii.GetEndpoints() {
+		if endpoint.GetProvider() != "" {
+			t.Error("a provider is among the endpoints of a prompt with PII")
+		}
+	}
+	// There is no classifier, so nothing is known of these.
+	ask := func(want int) {
+		t.Helper()
+		for i := range 5 {
+			a := e.chat(req{text: words(i, 50), max: 1})
+			if a.status != want {
+				t.Errorf("status %d, want %d: %s", a.status, want, a.body)
+			}
+		}
+	}
+	ask(http.StatusOK)
+	e.workers[0].SetFaults(fleetsim.Faults{ErrorNext: 100})
+	ask(http.StatusOK)
+	e.workers[1].SetFaults(fleetsim.Faults{CloseNext: 100})
+	if a := e.chat(req{text: "x"}); a.status < 500 {
+		t.Errorf("all workers fail: %d", a.status)
+	}
+	for _, w := range e.workers {
+		w.Kill()
+	}
+	e.eventually("nobody is left", func() bool { return e.chat(req{text: "x"}).status == http.StatusServiceUnavailable })
+	if n := cloud.Stats(0); n.PromptTokens != 0 {
+		t.Errorf("the provider got %v prompt tokens", n.PromptTokens)
+	}
+}
+
+// Batch work is refused while every worker's cache is full, and only batch work.
+func TestBatchOnlyToIdleWorkers(t *testing.T) {
+	small := engine.L40SPlain16
+	small.Blocks, small.MaxModelLen = 200, 3200
+	e := start(t, settings{workers: 1, scale: 20, worker: func(_ int, c *fleetsim.Config) { c.Profile = small }})
+	e.policy("batch", `
+  - name: batch-only-to-idle-gpus
+    matches: [ { qos: batch }, { qos: deferrable } ]
+    route:
+      consider: [ { type: Local } ]
+      exclude: [ { name: busy, drop: { backend: { type: Local }, kvCacheUsage: { greaterThan: 0.5, window: 1s } } } ]
+      select: [ { type: Local, minimize: PredictedTTFT } ]
+      onEmpty: Reject
+`)
+	batch := func() answer {
+		hr, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, e.stack.URL()+"/v1/chat/completions", strings.NewReader(req{text: "x", max: 1}.body()))
+		hr.Header.Set("X-Kinference-Qos", "batch")
+		resp, err := e.client.Do(hr)
+		if err != nil {
+			return answer{err: err}
+		}
+		resp.Body.Close()
+		return answer{status: resp.StatusCode, header: resp.Header}
+	}
+	if a := batch(); a.status != http.StatusOK {
+		t.Fatalf("idle: %d", a.status)
+	}
+	stop := e.busy(2, 500, 600)
+	defer stop()
+	var a answer
+	e.eventually("batch is refused", func() bool { a = batch(); return a.status == http.StatusTooManyRequests })
+	if a.header.Get("Retry-After") == "" {
+		t.Error("no Retry-After")
+	}
+	if a := e.chat(req{text: "I am in a hurry", max: 1}); a.status != http.StatusOK {
+		t.Errorf("interactive: %d %s", a.status, a.body)
+	}
+}
+
+// An alias over two worker sets picks the faster one; so does a rule that lets
+// simple prompts for the large model go to either.
+func TestFasterModel(t *testing.T) {
+	// Slow enough that the predictions differ by more than a busy machine's noise.
+	e := start(t, settings{workers: 1, scale: 4})
+	fast, err := fleetsim.Start(context.Background(), fleetsim.Config{Name: "fast", Profile: engine.H100Qwen27B, TimeScale: 4, Model: "sim/fast", Admin: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(fast.Kill)
+	set := strings.Replace(e.workerSet("  accelerator: { class: l40s }\n"), "aliases: [ qwen ]", "aliases: [ qwen, standard-model ]", 1)
+	e.reload("fleet.yaml", set+`---
+apiVersion: kinference.buoyant.io/v1alpha1
+kind: InferenceWorkerSet
+metadata: { name: fast, namespace: test }
+spec:
+  models: [ { name: sim/fast, aliases: [ standard-model ] } ]
+  accelerator: { class: h100 }
+  endpoints: [ { name: fast, address: "`+fast.Addr()+`" } ]
+`)
+	n := 0 // each prompt is new to every cache
+	chosen := func(model string) string {
+		n++
+		return e.explain(e.chat(req{model: model, text: words(100*n, 500), max: 1})).GetChosen()
+	}
+	e.eventually("alias goes to the faster set", func() bool { return chosen("standard-model") == "test.fast.fast/0" })
+	if c := chosen(modelName); c != "test.sim.w0/0" {
+		t.Errorf("one model by its own name: %s", c)
+	}
+	e.policy("simple", `
+  - name: low-complexity
+    matches: [ { model: `+modelName+`, tag: complexity-low } ]
+    route: { consider: [ { models: { names: [ `+modelName+`, sim/fast ] } } ], select: [ { minimize: PredictedTTFT } ] }
+`)
+	for tag, want := range map[string]string{"complexity-low": "test.fast.fast/0", "complexity-high": "test.sim.w0/0"} {
+		resp, err := e.route(tag, &routerv1.Attributes{Classified: true, Tags: []string{tag}})
+		if err != nil || resp.GetEndpoints()[0].GetWorker() != want {
+			t.Errorf("%s: %v %v, want %s", tag, resp, err, want)
+		}
+	}
+}
+
+// Rules can refuse, in the caller's dialect; a dry run only says what it would do.
+func TestRejectAndDryRun(t *testing.T) {
+	e := start(t, settings{workers: 1})
+	e.policy("long", `
+  - { name: no-novels, matches: [ { promptTokens: { greaterThan: 500 } } ], reject: { reason: PromptTooLong, message: "Prompts over 500 tokens are not served here." } }
+  - { name: by-header, matches: [ { headers: [ { name: x-app, value: search } ], when: "has(request.tools)" } ], reject: { reason: NoTools } }
+`)
+	a := e.chat(req{text: words(1, 600), max: 1})
+	if b := a.errorBody(); a.status != http.StatusForbidden || !strings.Contains(b.Message, "PromptTooLong") || !strings.Contains(b.Message, "over 500 tokens") {
+		t.Errorf("got %d %s", a.status, a.body)
+	}
+	if d := e.explain(a); d.GetVerdict().GetAction() != "reject" || d.GetVerdict().GetRule() != "test/long/no-novels" {
+		t.Errorf("record %v", d.GetVerdict())
+	}
+	if a := e.chat(req{text: "short", max: 1}); a.status != http.StatusOK {
+		t.Errorf("a short one: %d", a.status)
+	}
+	hr, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, e.stack.URL()+"/v1/chat/completions",
+		strings.NewReader(req{text: "x", extra: `,"tools":[{"type":"function","function":{"name":"f"}}]`}.body()))
+	hr.Header.Set("X-App", "search")
+	resp, err := e.client.Do(hr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusForbidden {
+		t.Errorf("by header and CEL: %d", resp.StatusCode)
+	}
+
+	e.reload("long.yaml", `apiVersion: kinference.buoyant.io/v1alpha1
+kind: InferencePolicy
+metadata: { name: long, namespace: test }
+spec: { dryRun: true, rules: [ { name: nobody, reject: { reason: Closed } } ] }
+`)
+	a = e.chat(req{text: "x", max: 1})
+	if d := e.explain(a); a.status != http.StatusOK || d.GetShadow().GetAction() != "reject" || d.GetVerdict().GetAction() != "route" {
+		t.Errorf("dry run: %d %v %v", a.status, d.GetVerdict(), d.GetShadow())
+	}
+}
+
+// A request may wait for an endpoint, in order, and gives up in time.
+func TestQueue(t *testing.T) {
+	e := start(t, settings{workers: 1})
+	const hold = `
+  - { name: hold, route: { exclude: [ { name: all, drop: { backend: { type: Local } } } ], onEmpty: Queue, queue: { timeout: %s } } }
+`
+	e.policy("hold", fmt.Sprintf(hold, "1s"))
+	if a := e.chat(req{text: "x", max: 1}); a.status != http.StatusTooManyRequests {
+		t.Errorf("nobody came: %d %s", a.status, a.body)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	e.policy("hold", fmt.Sprintf(hold, "5m"))
+	done := make(chan error, 1)
+	go func() {
+		_, err := e.router.Route(ctx, &routerv1.RouteRequest{RequestId: "waits", Model: modelName})
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		t.Fatalf("does not wait: %v", err)
+	default:
+	}
+	cancel()
+	if err := <-done; connect.CodeOf(err) != connect.CodeCanceled {
+		t.Errorf("the caller left: %v", err)
+	}
+}
+
+// Policies that change all the time cost no request.
+func TestReloadDropsNoRequest(t *testing.T) {
+	e := start(t, settings{workers: 2})
+	var failed, served atomic.Int64
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				if a := e.chat(req{text: words(i*1000+n, 20), max: 1}); a.status == http.StatusOK {
+					served.Add(1)
+				} else {
+					failed.Add(1)
+				}
+			}
+		})
+	}
+	for i := range 8 {
+		e.policy("changes", fmt.Sprintf("\n  - { name: r%d, route: { select: [ { type: Local } ] } }\n", i))
+	}
+	cancel()
+	wg.Wait()
+	if failed.Load() > 0 || served.Load() == 0 {
+		t.Errorf("%d of %d requests failed", failed.Load(), failed.Load()+served.Load())
+	}
+}
