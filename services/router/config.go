@@ -26,8 +26,24 @@ type Config struct {
 	Listen string
 	// Listener is an open port to use instead of Listen.
 	Listener net.Listener
-	// ConfigDir is the folder of YAML with the resources; required.
+	// ConfigDir is the folder of YAML with the resources; this or Kubernetes is
+	// required.
 	ConfigDir string
+	// Kubernetes reads the resources from the Kubernetes API and writes their
+	// status. The fields below it go with it.
+	Kubernetes bool
+	// Kubeconfig is a file that says how to reach the API; empty: as a Pod.
+	Kubeconfig string
+	// Namespaces to follow, with commas between; empty: all.
+	Namespaces string
+	// LeaseNamespace is that of the Leases by which replicas know each other.
+	LeaseNamespace string
+	// Identity of this replica, and the uid of its Pod, which may be empty.
+	Identity, PodUID string
+	// WebhookListen is the address of the validating webhook; empty: none.
+	WebhookListen string
+	// WebhookCert and WebhookKey are PEM files.
+	WebhookCert, WebhookKey string
 	// KVTrackerURL is the base URL of kvtracker; empty: route without it.
 	KVTrackerURL string
 	// MatchTimeout is how long a decision waits for kvtracker.
@@ -53,6 +69,8 @@ func (c *Config) withDefaults() Config {
 	d.Listen = def(d.Listen, "127.0.0.1:7102")
 	d.MatchTimeout = def(d.MatchTimeout, 20*time.Millisecond)
 	d.ProbeInterval = def(d.ProbeInterval, 2*time.Second)
+	d.Identity = def(d.Identity, identity())
+	d.LeaseNamespace = def(d.LeaseNamespace, "kinference")
 	d.Policy = def(d.Policy, schedule.PredictedTTFT)
 	d.TimeScale = def(d.TimeScale, 1)
 	d.Lease = def(d.Lease, 30*time.Minute)
@@ -72,7 +90,16 @@ func def[T comparable](v, d T) T {
 func (c *Config) Flags(fs *flag.FlagSet) {
 	d := (&Config{}).withDefaults()
 	fs.StringVar(&c.Listen, "listen", d.Listen, "address of the RPC port")
-	fs.StringVar(&c.ConfigDir, "config", "", "folder of YAML files with the resources (required)")
+	fs.StringVar(&c.ConfigDir, "config", "", "folder of YAML files with the resources; this or kubernetes is required")
+	fs.BoolVar(&c.Kubernetes, "kubernetes", false, "read the resources from the Kubernetes API and write their status")
+	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "file that says how to reach the Kubernetes API; empty: as a Pod")
+	fs.StringVar(&c.Namespaces, "namespaces", "", "namespaces to follow, with commas between; empty: all")
+	fs.StringVar(&c.LeaseNamespace, "lease-namespace", d.LeaseNamespace, "namespace of the replicas' Leases")
+	fs.StringVar(&c.Identity, "identity", "", "name of this replica, such as its Pod's; empty: the host's name")
+	fs.StringVar(&c.PodUID, "pod-uid", "", "uid of this replica's Pod, with which its Lease goes")
+	fs.StringVar(&c.WebhookListen, "webhook-listen", "", "address of the validating webhook; empty: none")
+	fs.StringVar(&c.WebhookCert, "webhook-cert", "", "file with the webhook's certificate (PEM)")
+	fs.StringVar(&c.WebhookKey, "webhook-key", "", "file with the webhook's key (PEM)")
 	fs.StringVar(&c.KVTrackerURL, "kvtracker-url", "", "base URL of kvtracker; empty: route by load and own knowledge")
 	fs.DurationVar(&c.MatchTimeout, "match-timeout", d.MatchTimeout, "how long a decision waits for kvtracker")
 	fs.DurationVar(&c.ProbeInterval, "probe-interval", d.ProbeInterval, "time between probes of the workers while kvtracker does not say that they are ready")
@@ -86,8 +113,13 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 // Validate reports all faults of the settings.
 func (c *Config) Validate() error {
 	var faults []error
-	if c.ConfigDir == "" {
-		faults = append(faults, errors.New("config: the folder of resources is required"))
+	switch {
+	case (c.ConfigDir == "") != c.Kubernetes:
+		faults = append(faults, errors.New("config: give a folder of resources, or kubernetes"))
+	case !c.Kubernetes && (c.Kubeconfig != "" || c.WebhookListen != ""):
+		faults = append(faults, errors.New("kubeconfig, webhook-listen: only with kubernetes"))
+	case c.WebhookListen != "" && (c.WebhookCert == "" || c.WebhookKey == ""):
+		faults = append(faults, errors.New("webhook-cert, webhook-key: the webhook needs both"))
 	}
 	if c.KVTrackerURL != "" {
 		if u, err := url.Parse(c.KVTrackerURL); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {

@@ -88,8 +88,14 @@ func (s *Service) Run(ctx context.Context) error {
 	if c.KVTrackerURL != "" {
 		srv.tracker = rpc.Client(ctx, c.KVTrackerURL, kvtrackerv1connect.NewKVTrackerServiceClient)
 	}
-	source := resources.NewSource(c.ConfigDir, func(rc *resources.Catalog, ps resources.Problems) { srv.apply(ctx, rc, ps) })
-	g.Go(func() error { return source.Run(ctx) })
+	if c.Kubernetes {
+		if err := srv.kubernetes(ctx, g); err != nil {
+			return err
+		}
+	} else {
+		source := resources.NewSource(c.ConfigDir, func(rc *resources.Catalog, ps resources.Problems) { srv.apply(ctx, rc, ps) })
+		g.Go(func() error { return source.Run(ctx) })
+	}
 	g.Go(func() error { return srv.fleet.Probe(ctx, c.ProbeInterval) })
 	g.Go(func() error { return srv.publish(ctx) })
 	if srv.tracker != nil {

@@ -8,6 +8,8 @@
 package fleet
 
 import (
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -48,6 +50,8 @@ type Table struct {
 	onRestart func(worker string)
 	// changed gets a token when readiness, an epoch or what is learned has changed.
 	changed chan struct{}
+	// learned gets one when an endpoint serves other models than before.
+	learned chan struct{}
 	// kick wakes the prober.
 	kick chan struct{}
 
@@ -85,6 +89,7 @@ func New(onRestart func(worker string)) *Table {
 	return &Table{
 		onRestart: onRestart,
 		changed:   make(chan struct{}, 1),
+		learned:   make(chan struct{}, 1),
 		kick:      make(chan struct{}, 1),
 		tracked:   map[string]*tracked{},
 		probed:    map[string]probed{},
@@ -95,6 +100,16 @@ func New(onRestart func(worker string)) *Table {
 // Changed receives after the readiness of a worker, its epoch, a block size or a
 // context length has changed. Changes in quick succession may be one token.
 func (t *Table) Changed() <-chan struct{} { return t.changed }
+
+// Learned receives after an endpoint was found to serve other models.
+func (t *Table) Learned() <-chan struct{} { return t.learned }
+
+// Served lists the models of an endpoint's /v1/models, by name; nil while unknown.
+func (t *Table) Served(uid string) []string {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return slices.Sorted(maps.Keys(t.probed[uid].maxLen))
+}
 
 func notify(c chan struct{}) {
 	select {

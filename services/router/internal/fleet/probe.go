@@ -101,6 +101,9 @@ func (t *Table) answered(e Endpoint, p probed) {
 		p.maxLen = old.maxLen
 	}
 	t.probed[e.UID] = p
+	if !maps.Equal(old.maxLen, p.maxLen) {
+		notify(t.learned)
+	}
 	if !known || old.ok != p.ok || !maps.Equal(old.maxLen, p.maxLen) {
 		notify(t.changed)
 	}
