@@ -22,7 +22,7 @@ import (
 
 // startTime is the most that an engine may take to come up; several start at
 // once on few cores.
-const startTime = 5 * time.Minute
+const startTime = 10 * time.Minute
 
 // Options of an engine. The zero value serves the model qwen with events and
 // replay.
@@ -270,7 +270,7 @@ func (e *Engine) do(method, path string, body []byte) (int, []byte, error) {
 // fails the test if the engine refuses, which it does while it has requests.
 func (e *Engine) ResetPrefixCache() {
 	e.tb.Helper()
-	if status, body, err := e.Post("/reset_prefix_cache", nil); err != nil || status != http.StatusOK {
+	if status, body, err := e.Post("/reset_prefix_cache", nil); err != nil || status != http.StatusOK || !bytes.Contains(body, []byte("true")) {
 		e.tb.Fatalf("reset the prefix cache of %s: status %d %v %.200s", e.Name, status, err, body)
 	}
 }
