@@ -400,3 +400,41 @@ func TestNamespaces(t *testing.T) {
 		}
 	})
 }
+
+// The last good version of one resource may be in conflict with the newest of
+// another: then that one is served as it was, too.
+func TestOldVersionInConflict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tenant := func(name, created, generation, spec string) string {
+			return "apiVersion: kinference.buoyant.io/v1alpha1\nkind: InferenceTenant\nmetadata: { name: " + name + ", creationTimestamp: \"" + created +
+				"\", generation: " + generation + " }\nspec: " + spec
+		}
+		const older, newer = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
+		f := run(t, kube.Settings{}, nil,
+			tenant("a", older, "1", "{ identities: [ { apiKeySecretRef: { name: keys } } ] }"), tenant("b", newer, "1", "{ weight: 7 }"))
+		f.update(tenant("a", older, "2", "{ qos: Best }"))
+		f.update(tenant("b", newer, "2", "{ weight: 8, identities: [ { apiKeySecretRef: { name: keys } } ] }"))
+		c, problems, _ := f.now()
+		if len(c.Tenants) != 2 || len(c.Tenants[0].Spec.Identities) != 1 || c.Tenants[1].Spec.Weight != 7 {
+			t.Errorf("tenants %+v", c.Tenants)
+		}
+		var got []string
+		for _, p := range problems {
+			if p.Severity == resources.Error {
+				got = append(got, p.Resource+": "+p.Field)
+			}
+		}
+		if want := []string{"InferenceTenant ns/a: spec.qos", "InferenceTenant ns/b: spec.identities[0]"}; !slices.Equal(got, want) {
+			t.Errorf("problems %v", problems)
+		}
+		if r, _ := f.source.Report(); r.Behind["uid-a"] != 1 || r.Behind["uid-b"] != 1 {
+			t.Errorf("behind %v", r.Behind)
+		}
+		// Once a is mended without the claim, b has it.
+		f.update(tenant("a", older, "3", "{ qos: interactive }"))
+		c, problems, _ = f.now()
+		if c.Tenants[1].Spec.Weight != 8 || problems.Err() != nil {
+			t.Errorf("tenants %+v, problems %v", c.Tenants[1], problems)
+		}
+	})
+}
