@@ -70,8 +70,9 @@ func (k *Kind) Decode(content map[string]any) (resources.Object, error) {
 type stored struct {
 	resources.Object
 	kind *Kind
-	// fault says why the resource has no spec.
-	fault error
+	// checked is nil after a fault, which says why the resource has no spec.
+	checked *resources.Checked
+	fault   error
 }
 
 // transform decodes a resource on its way into the store.
@@ -81,7 +82,10 @@ func (k *Kind) transform(obj any) (any, error) {
 		return obj, nil // stored already
 	}
 	o, err := k.Decode(u.Object)
-	return &stored{o, k, err}, nil
+	if err != nil {
+		return &stored{Object: o, kind: k, fault: err}, nil
+	}
+	return &stored{Object: o, kind: k, checked: resources.Check(o)}, nil
 }
 
 // changesCatalog tells whether a change of a resource is more than one of its

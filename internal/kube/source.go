@@ -86,6 +86,8 @@ type Resource struct {
 	Served int64
 	// Problems of the newest version.
 	Problems resources.Problems
+
+	checked *resources.Checked
 }
 
 // Report says how far a Source has come.
@@ -299,7 +301,7 @@ func (s *Source) list() []Resource {
 			if !ok {
 				continue
 			}
-			r := Resource{Object: o.Object, Kind: o.kind, Scope: f.scope, Arrived: f.arrived(o.GetUID())}
+			r := Resource{Object: o.Object, Kind: o.kind, Scope: f.scope, Arrived: f.arrived(o.GetUID()), checked: o.checked}
 			if o.fault != nil {
 				r.Problems = resources.Problems{{Severity: resources.Error, Resource: r.id(), Message: o.fault.Error()}}
 			}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -287,10 +288,10 @@ func TestUnknownForm(t *testing.T) {
 	})
 }
 
-func refuse(resource string, allowed *bool) func(*dynamicfake.FakeDynamicClient) {
+func refuse(resource string, allowed *atomic.Bool) func(*dynamicfake.FakeDynamicClient) {
 	return func(c *dynamicfake.FakeDynamicClient) {
 		c.PrependReactor("list", resource, func(a clienttesting.Action) (bool, runtime.Object, error) {
-			if *allowed {
+			if allowed.Load() {
 				return false, nil, nil
 			}
 			return true, nil, apierrors.NewForbidden(a.GetResource().GroupResource(), "", errors.New("no rights"))
@@ -304,7 +305,7 @@ func TestRefused(t *testing.T) {
 	for resource, wanted := range map[string]bool{"inferenceproviders": true, "pods": true, "inferencepolicies": false, "inferencetenants": false} {
 		t.Run(resource, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				allowed := false
+				var allowed atomic.Bool
 				f := run(t, kube.Settings{}, refuse(resource, &allowed), set)
 				c, problems, _ := f.now()
 				if (c != nil) != wanted || len(problems) != 1 || !strings.Contains(problems[0].Message, "grant the verbs list and watch") {
@@ -313,7 +314,7 @@ func TestRefused(t *testing.T) {
 				if _, ok := f.source.Report(); ok != wanted {
 					t.Error("there is a report without a catalog")
 				}
-				allowed = true
+				allowed.Store(true)
 				time.Sleep(2 * time.Minute)
 				f.settle()
 				if c, problems, _ := f.now(); c == nil || len(problems) > 0 {
@@ -327,10 +328,10 @@ func TestRefused(t *testing.T) {
 // At the start the API may be away; that is told once.
 func TestAPIAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		back := false
+		var back atomic.Bool
 		f := run(t, kube.Settings{}, func(c *dynamicfake.FakeDynamicClient) {
 			c.PrependReactor("list", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
-				if back {
+				if back.Load() {
 					return false, nil, nil
 				}
 				return true, nil, errors.New("connection refused")
@@ -341,7 +342,7 @@ func TestAPIAway(t *testing.T) {
 		if c != nil || len(problems) != 1 || n != 1 || !strings.Contains(problems[0].Message, "the Kubernetes API cannot be read: connection refused") {
 			t.Fatalf("applied %d times, problems %v", n, problems)
 		}
-		back = true
+		back.Store(true)
 		time.Sleep(2 * time.Minute)
 		if c, problems, _ := f.now(); c == nil || len(problems) > 0 {
 			t.Errorf("catalog %v, problems %v", c != nil, problems)
@@ -352,8 +353,9 @@ func TestAPIAway(t *testing.T) {
 // Pools of the inference extension are looked up with their Pods.
 func TestExtensionPool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		served := []string{"m"}
-		f := run(t, kube.Settings{Served: func(string) []string { return served }}, nil, `
+		var served atomic.Value
+		served.Store("m")
+		f := run(t, kube.Settings{Served: func(string) []string { return []string{served.Load().(string)} }}, nil, `
 apiVersion: kinference.buoyant.io/v1alpha1
 kind: InferencePool
 metadata: { name: ours }
@@ -370,7 +372,7 @@ spec: { selector: { matchLabels: { app: vllm } }, targetPorts: [ { number: 8000 
 `)
 		f.settle()
 		f.want("ns.theirs.u1-8000 http://10.0.0.1:8000", "ns.theirs.u1-8001 http://10.0.0.1:8001")
-		served = []string{"n"}
+		served.Store("n")
 		f.source.Refresh()
 		f.settle()
 		if c, _, _ := f.now(); c.Models["n"] == nil || c.Models["m"] != nil {

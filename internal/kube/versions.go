@@ -8,7 +8,7 @@ import (
 
 // versions holds, by uid, the newest version of each resource that was good
 // together with all others.
-type versions map[types.UID]resources.Object
+type versions map[types.UID]*resources.Checked
 
 // rounds bounds how often resources are exchanged for older versions. Each
 // exchange may leave another resource in conflict with the older version.
@@ -18,16 +18,13 @@ const rounds = 8
 // or else of the last one that was. It enters into the list what is served of
 // each, and what is wrong with it. The options must say Partial.
 func (v versions) compile(options resources.Options, list []Resource) (*resources.Catalog, resources.Problems) {
-	chosen := make([]resources.Object, 0, len(list))
+	chosen := make([]*resources.Checked, 0, len(list))
 	places := map[string]*place{}
 	var order []*place
 	for i := range list {
 		p := &place{Resource: &list[i]}
-		if p.Problems.Err() != nil { // of no form that we know
-			p.object, p.final = v[p.Object.GetUID()], true
-			p.broken = p.object == nil
-		} else {
-			p.object = p.Object
+		if p.tried = p.checked; p.tried == nil { // of no form that we know
+			p.tried, p.final = v[p.Object.GetUID()], true
 		}
 		places[p.id()] = p
 		order = append(order, p)
@@ -36,13 +33,13 @@ func (v versions) compile(options resources.Options, list []Resource) (*resource
 	for round := range rounds {
 		chosen = chosen[:0]
 		for _, p := range order {
-			if !p.broken {
-				chosen = append(chosen, p.object)
+			if p.tried != nil {
+				chosen = append(chosen, p.tried)
 			}
 			p.found = nil
 		}
 		var problems resources.Problems
-		catalog, problems = options.Compile(chosen)
+		catalog, problems = options.CompileChecked(chosen)
 		for _, pr := range problems {
 			if p := places[pr.Resource]; p != nil {
 				p.found = append(p.found, pr)
@@ -54,8 +51,8 @@ func (v versions) compile(options resources.Options, list []Resource) (*resource
 	}
 	var problems resources.Problems
 	for _, p := range order {
-		if !p.broken && p.found.Err() == nil {
-			p.Served = p.object.GetGeneration()
+		if p.tried != nil && p.found.Err() == nil {
+			p.Served = p.tried.Object.GetGeneration()
 		}
 		problems = append(problems, p.Problems...)
 	}
@@ -66,11 +63,12 @@ func (v versions) compile(options resources.Options, list []Resource) (*resource
 // place is a resource in a compilation.
 type place struct {
 	*Resource
-	// object is the version that is tried, found what was wrong with it.
-	object resources.Object
-	found  resources.Problems
-	// final: there is no other version to try. broken: none can be tried.
-	final, broken bool
+	// tried is the version in this round, nil for none; found is what was wrong
+	// with it.
+	tried *resources.Checked
+	found resources.Problems
+	// final: there is no other version to try.
+	final bool
 }
 
 // exchange puts the last good version in the place of what was found bad; false
@@ -78,8 +76,8 @@ type place struct {
 func (v versions) exchange(order []*place) bool {
 	again := false
 	for _, p := range order {
-		newest := p.object == p.Object
-		if newest && !p.broken {
+		newest := p.tried == p.checked
+		if newest && p.tried != nil {
 			p.Problems = p.found
 		}
 		if p.found.Err() == nil || p.final {
@@ -87,12 +85,12 @@ func (v versions) exchange(order []*place) bool {
 		}
 		good := v[p.Object.GetUID()]
 		switch {
-		case newest && good != nil && good != p.Object:
-			p.object, again = good, true
+		case newest && good != nil && good != p.checked:
+			p.tried, again = good, true
 		case newest:
 			p.final = true
 		default: // the old version is bad too, beside what is new of others
-			p.object, p.final, again = p.Object, true, true
+			p.tried, p.final, again = p.checked, true, true
 		}
 	}
 	return again
@@ -105,7 +103,7 @@ func (v versions) keep(order []*place) {
 		uid := p.Object.GetUID()
 		there[uid] = true
 		if p.Served != 0 {
-			v[uid] = p.object
+			v[uid] = p.tried
 		}
 	}
 	for uid := range v {

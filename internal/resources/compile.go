@@ -54,9 +54,46 @@ type ExtensionPool struct {
 // them. It does not change them. The catalog is nil when any problem is an
 // Error, unless the options say Partial.
 func (o Options) Compile(objects []Object) (*Catalog, Problems) {
+	checked := make([]*Checked, len(objects))
+	for i, obj := range objects {
+		checked[i] = Check(obj)
+	}
+	return o.CompileChecked(checked)
+}
+
+// Checked is a resource that was held against its schema, which is most of the
+// work of a compilation. It does not change.
+type Checked struct {
+	// Object as it was given.
+	Object Object
+	// full is the object with defaults; nil after a fault.
+	full     Object
+	kind     string
+	problems Problems
+}
+
+// Check holds a resource that was read from the Kubernetes API against its
+// schema, for any number of compilations.
+func Check(obj Object) *Checked {
 	p := &parser{}
-	for _, obj := range objects {
-		p.typed(obj)
+	p.typed(obj)
+	c := &Checked{Object: obj, kind: kindOf(obj), problems: p.problems}
+	if len(p.objects) > 0 {
+		c.full = p.objects[0].Object
+	}
+	return c
+}
+
+// CompileChecked is Compile for resources that were checked before.
+func (o Options) CompileChecked(checked []*Checked) (*Catalog, Problems) {
+	p := &parser{}
+	for _, c := range checked {
+		for _, problem := range c.problems {
+			p.report(problem)
+		}
+		if c.full != nil {
+			p.objects = append(p.objects, &object{Object: c.full, kind: c.kind, report: p.report})
+		}
 	}
 	return o.finish(p)
 }
