@@ -15,8 +15,10 @@ import (
 const (
 	// DefaultWindow is the window of a mean where a threshold names none.
 	DefaultWindow = 30 * time.Second
-	// MinWindow and MaxWindow bound the windows of thresholds.
-	MinWindow, MaxWindow = time.Second, 10 * time.Minute
+	// MinWindow is the shortest window of a threshold.
+	MinWindow = time.Second
+	// MaxWindow is the longest.
+	MaxWindow = 10 * time.Minute
 
 	defaultQueue = 20 * time.Second
 	maxQueue     = 10 * time.Minute

@@ -269,7 +269,7 @@ func (r *rule) shadows(later *rule) bool {
 // be told from their fields.
 func (m *match) covers(o *match) bool {
 	one := func(a, b string) bool { return a == "" || a == b }
-	some := func(list []glob, covered func(glob) bool) bool { return slices.ContainsFunc(list, covered) }
+	some := slices.ContainsFunc[[]glob]
 	if m.when != nil || !one(m.model, o.model) || !one(m.endpoint, o.endpoint) || !one(string(m.qos), string(o.qos)) ||
 		m.more > o.more || m.less > 0 && (o.less == 0 || o.less > m.less) {
 		return false

@@ -12,10 +12,12 @@ import (
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kinference/kinference/api/v1alpha1"
 	"github.com/kinference/kinference/internal/kube"
 	"github.com/kinference/kinference/internal/kube/admission"
 	"github.com/kinference/kinference/internal/kube/status"
 	"github.com/kinference/kinference/internal/resources"
+	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 )
 
 // kubernetes reads the resources from the Kubernetes API, writes their status
@@ -111,7 +113,7 @@ func (s *server) setState(now time.Time, set *resources.WorkerSet) status.SetSta
 		}
 	}
 	reason, message := s.whyUnaware(now, set, lagging)
-	out.CacheAware = metav1.Condition{Type: "CacheAware", Status: metav1.ConditionTrue, Reason: "Indexed", Message: "Prefix-cache hits are predicted from the engines' events."}
+	out.CacheAware = metav1.Condition{Type: v1alpha1.ConditionCacheAware, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonCacheAware, Message: "Prefix-cache hits are predicted from the engines' events."}
 	if reason != "" {
 		out.CacheAware.Status, out.CacheAware.Reason, out.CacheAware.Message = metav1.ConditionFalse, reason, message
 	}
@@ -119,32 +121,26 @@ func (s *server) setState(now time.Time, set *resources.WorkerSet) status.SetSta
 }
 
 // whyUnaware says why the hits of a worker set cannot be predicted; empty when
-// they can.
+// they can. The message has nothing that changes all the time: each change is
+// written.
 func (s *server) whyUnaware(now time.Time, set *resources.WorkerSet, lagging int) (reason, message string) {
 	for _, p := range set.Profiles {
 		st := s.profileStatus(now, p, 0)
-		switch tokens, cached := word(st.TokensCause), word(st.CachedCause); {
-		case tokens != "none":
-			return "Parity" + camel(tokens), "The token ids made with the tokenizer's folder are not those of the engines: " + tokens + ". Engines are asked instead."
-		case cached == "events":
-			return "NoEvents", "Some engines publish no KV events, or they do not arrive: " + strings.Join(st.CachedDiffers, ", ") + "."
-		case cached != "none":
-			return "Parity" + camel(cached), "What engines report as cached is not what the index knows (" + cached + "): " + strings.Join(st.CachedDiffers, ", ") + "."
+		switch tokens, cached := st.TokensCause, st.CachedCause; {
+		case tokens != 0:
+			return v1alpha1.ReasonParityTemplate, "The token ids made with the tokenizer's folder are not those of the engines (" + word(tokens) + "), which are asked instead."
+		case cached == routerv1.ParityCause_PARITY_CAUSE_EVENTS:
+			return v1alpha1.ReasonNoEvents, "Engines publish no KV events, or they do not arrive."
+		case cached == routerv1.ParityCause_PARITY_CAUSE_BLOCK_SIZE:
+			return v1alpha1.ReasonParityBlockSize, "Engines have other block sizes than the prompts are hashed with."
+		case cached != 0:
+			return v1alpha1.ReasonParityHash, "What engines report as cached is not what the index knows (" + word(cached) + ")."
 		}
 	}
 	if lagging > 0 {
-		return "Lagging", fmt.Sprintf("The index does not follow %d of the engines' ranks closely.", lagging)
+		return v1alpha1.ReasonLagging, "The index does not follow all engines closely."
 	}
 	return "", ""
-}
-
-// camel turns block_size into BlockSize.
-func camel(word string) string {
-	var b strings.Builder
-	for part := range strings.SplitSeq(word, "_") {
-		b.WriteString(strings.ToUpper(part[:1]) + part[1:])
-	}
-	return b.String()
 }
 
 // list splits a list with commas; empty for none.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -111,7 +112,13 @@ func (s *Service) Run(ctx context.Context) error {
 // apply takes a load of the resources. A broken one changes nothing but what
 // is said about it.
 func (s *server) apply(ctx context.Context, c *resources.Catalog, ps resources.Problems) {
+	s.mu.Lock()
+	said := s.problems
+	s.mu.Unlock()
 	for _, p := range ps {
+		if slices.Contains(said, p) {
+			continue
+		}
 		if p.Severity == resources.Error {
 			s.log.Error("resource is broken", "at", p.String())
 		} else {
