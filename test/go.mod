@@ -5,6 +5,7 @@ go 1.26.0
 require (
 	connectrpc.com/connect v1.21.1
 	github.com/google/go-cmp v0.7.0
+	github.com/kinference/kinference/api v0.0.0
 	github.com/kinference/kinference/cmd v0.0.0
 	github.com/kinference/kinference/internal v0.0.0
 	github.com/kinference/kinference/proto v0.0.0
@@ -36,7 +37,6 @@ require (
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/grpc-ecosystem/grpc-gateway/v2 v2.30.0 // indirect
 	github.com/json-iterator/go v1.1.12 // indirect
-	github.com/kinference/kinference/api v0.0.0 // indirect
 	github.com/kinference/kinference/services/accounting v0.0.0 // indirect
 	github.com/kinference/kinference/services/classifier v0.0.0 // indirect
 	github.com/kinference/kinference/services/ingress v0.0.0 // indirect

@@ -27,10 +27,12 @@ import (
 	"github.com/kinference/kinference/services/router"
 )
 
-// Options of a stack. ConfigDir is required.
+// Options of a stack. ConfigDir or Kubeconfig is required.
 type Options struct {
 	// ConfigDir is the folder of resources (YAML).
 	ConfigDir string
+	// Kubeconfig says how to reach the Kubernetes API that has the resources.
+	Kubeconfig string
 	// DataDir keeps JetStream's files; empty: a temporary folder that is
 	// removed when the stack stops.
 	DataDir string
@@ -146,7 +148,7 @@ func (s *Stack) start(o Options) error {
 			return (&kvtracker.Service{Config: kvtracker.Config{Mode: kvtracker.ModeTracker, Listener: l, NATSURL: natsURL}}).Run(ctx)
 		}},
 		{"router", func(ctx context.Context, l net.Listener) error {
-			return (&router.Service{Config: router.Config{Listener: l, ConfigDir: o.ConfigDir, KVTrackerURL: trackerURL, Policy: o.Policy, Seed: o.Seed, TimeScale: o.TimeScale}}).Run(ctx)
+			return (&router.Service{Config: router.Config{Listener: l, ConfigDir: o.ConfigDir, Kubernetes: o.Kubeconfig != "", Kubeconfig: o.Kubeconfig, KVTrackerURL: trackerURL, Policy: o.Policy, Seed: o.Seed, TimeScale: o.TimeScale}}).Run(ctx)
 		}},
 		{"relay", func(ctx context.Context, _ net.Listener) error {
 			return (&kvtracker.Service{Config: kvtracker.Config{Mode: kvtracker.ModeRelay, NATSURL: natsURL, RouterURL: routerURL}}).Run(ctx)
