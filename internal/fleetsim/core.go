@@ -115,14 +115,20 @@ func (k *core) end(end float64) {
 	if k.events != nil {
 		k.events.publish(st.Events)
 	}
+	iteration := 0 // as vLLM counts it: what was computed of a prompt, when its first token is there
 	for _, x := range st.Tokens {
 		k.observe(x, end)
+		if iteration++; x.First {
+			iteration += len(x.R.Tokens) - x.R.Cached
+		}
 		if x.Last {
 			delete(k.live, x.R.ID)
 		}
 		x.R.Tag.(*stream).push(x.Token, x.Last, x.R.Reason)
 	}
-	k.hist.iteration.Observe(float64(st.PrefillTokens + st.DecodeRequests))
+	if iteration > 0 {
+		k.hist.iteration.Observe(float64(iteration))
+	}
 	k.gauges = k.eng.Stats()
 	k.next = max(end, k.clock.now()-maxLag.Seconds()*k.clock.scale)
 }
@@ -143,9 +149,7 @@ func (k *core) observe(x engine.Emit, now float64) {
 	h.inference.Observe(now - r.Scheduled)
 	h.prefill.Observe(r.FirstToken - r.Scheduled)
 	h.decode.Observe(now - r.FirstToken)
-	if r.Generated > 1 {
-		h.perToken.Observe((now - r.FirstToken) / float64(r.Generated-1))
-	}
+	h.perToken.Observe((now - r.FirstToken) / float64(max(r.Generated-1, 1)))
 	h.promptTokens.Observe(float64(len(r.Tokens)))
 	h.outputTokens.Observe(float64(r.Generated))
 	h.computed.Observe(float64(len(r.Tokens) - r.Cached))
