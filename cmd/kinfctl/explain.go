@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -16,24 +17,49 @@ import (
 )
 
 func explainCommand() *cobra.Command {
-	var routerURL string
+	var request, fleet string
 	cmd := &cobra.Command{
-		Use:   "explain REQUEST_ID",
-		Short: "Show why a recent request went where it went",
-		Args:  cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			client := rpc.Client(cmd.Context(), routerURL, routerv1connect.NewRouterServiceClient)
-			resp, err := client.Explain(cmd.Context(), &routerv1.ExplainRequest{RequestId: args[0]})
-			if connect.CodeOf(err) == connect.CodeNotFound {
-				return usageError{fmt.Errorf("no decision on record for request %s: the router keeps the newest only", args[0])}
-			}
-			if err != nil {
-				return fmt.Errorf("ask router: %w", err)
-			}
-			return printDecision(cmd.OutOrStdout(), resp.Decision)
-		},
+		Use:   "explain REQUEST_ID | explain --request FILE --fleet FILE [--config DIR]",
+		Short: "Show why a recent request went where it went, or where one would go",
+		Long: `Show why a recent request went where it went: the router keeps the newest.
+
+With --request and --fleet no router is asked: the policies of --config decide about the request that one file describes, for the
+endpoints that the other describes. The exit code is 2 if the request would not be routed.
+
+The request has the fields id, model, tenants, qos, promptTokens, maxTokens, endpoint, stream, tools, headers, claims, tags and
+classified (the whole prompt was: tags that are not given are absent, else unknown). The fleet has endpoints, each with id,
+workerSet or provider, models and labels (by default those of --config), ready, unfit (why it cannot take the request),
+predictedTTFT, predictedE2E, cost, queuedPrompts, runningPrompts, kvCacheUsage (a share) and fresh (false: its load is not known).
+Loads stand for the mean of every window.`,
+		Example: `  kinfctl explain 0d9c7f1e
+  kinfctl explain --request request.yaml --fleet fleet.yaml --config conf`,
+		Args: cobra.MaximumNArgs(1),
 	}
-	cmd.Flags().StringVar(&routerURL, "router", "http://127.0.0.1:7102", "base URL of the router")
+	out, routerURL, config := outputFlag(cmd), routerFlag(cmd), configFlag(cmd)
+	cmd.Flags().StringVar(&request, "request", "", "file that describes a request")
+	cmd.Flags().StringVar(&fleet, "fleet", "", "file that describes the endpoints")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		offline := request != "" || fleet != "" || *config != ""
+		if offline == (len(args) == 1) || offline && (request == "" || fleet == "") {
+			return usageError{errors.New("give the id of a request, or --request and --fleet")}
+		}
+		if offline {
+			x, err := evaluateFiles(cmd.ErrOrStderr(), request, fleet, *config)
+			if err != nil {
+				return err
+			}
+			return errors.Join(out.print(cmd.OutOrStdout(), x.record(), x.print), x.err())
+		}
+		client := rpc.Client(cmd.Context(), *routerURL, routerv1connect.NewRouterServiceClient)
+		resp, err := client.Explain(cmd.Context(), &routerv1.ExplainRequest{RequestId: args[0]})
+		if connect.CodeOf(err) == connect.CodeNotFound {
+			return usageError{fmt.Errorf("no decision on record for request %s: the router keeps the newest only", args[0])}
+		}
+		if err != nil {
+			return fmt.Errorf("ask router: %w", err)
+		}
+		return out.print(cmd.OutOrStdout(), resp.Decision, func(w io.Writer) error { return printDecision(w, resp.Decision) })
+	}
 	return cmd
 }
 
