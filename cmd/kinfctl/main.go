@@ -35,7 +35,7 @@ func rootCommand() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(validateCommand(), explainCommand(), statusCommand())
+	root.AddCommand(validateCommand(), explainCommand(), getCommand(), topCommand(), checkCommand(), statusCommand())
 	return root
 }
 

@@ -59,6 +59,15 @@ type Policy struct {
 // ID is namespace/name.
 func (p *Policy) ID() string { return p.id }
 
+// Rules are the names of its rules, in order.
+func (p *Policy) Rules() []string {
+	out := make([]string, len(p.rules))
+	for i, r := range p.rules {
+		out[i] = r.name
+	}
+	return out
+}
+
 // rule is a compiled PolicyRule.
 type rule struct {
 	policy  *Policy
