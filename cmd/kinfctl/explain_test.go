@@ -122,7 +122,7 @@ func TestExplainUsage(t *testing.T) {
 			t.Errorf("%v: code %d, %s; want %q", args, code, errs, c.want)
 		}
 	}
-	if _, errs, code := kinfctl(t, "explain", "r", "-o", "xml"); code == 0 || !strings.Contains(errs, "want table, json, yaml") {
+	if _, errs, code := kinfctl(t, "explain", "r", "-o", "xml"); code != 2 || !strings.Contains(errs, "want table, json, yaml") {
 		t.Errorf("code %d, %s", code, errs)
 	}
 }

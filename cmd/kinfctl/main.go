@@ -35,7 +35,8 @@ func rootCommand() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(validateCommand(), explainCommand(), getCommand(), topCommand(), checkCommand(), statusCommand())
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.AddCommand(validateCommand(), explainCommand(), replayCommand(), getCommand(), topCommand(), checkCommand(), statusCommand())
 	return root
 }
 

@@ -27,7 +27,7 @@ func (*output) Type() string { return "string" }
 // Set implements pflag.Value.
 func (o *output) Set(s string) error {
 	if !slices.Contains(outputs, s) {
-		return usageError{fmt.Errorf("want %s", strings.Join(outputs, ", "))}
+		return fmt.Errorf("want %s", strings.Join(outputs, ", "))
 	}
 	*o = output(s)
 	return nil
@@ -45,8 +45,7 @@ func routerFlag(cmd *cobra.Command) *string {
 }
 
 func configFlag(cmd *cobra.Command) *string {
-	dir := cmd.Flags().String("config", "", "folder or file of resources")
-	return dir
+	return cmd.Flags().String("config", "", "folder or file of resources")
 }
 
 func complete(cmd *cobra.Command, flag string, words ...string) {
