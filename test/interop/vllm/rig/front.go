@@ -29,6 +29,8 @@ type FrontOptions struct {
 	NoTokenizer bool
 	// Tokenizer is another folder than the model's own, for tests of divergence.
 	Tokenizer string
+	// Via is host:port to reach an engine at, for proxies; nil: its own.
+	Via func(*Engine) string
 }
 
 // Front is the control plane in front of engines of one model, or of several,
@@ -122,6 +124,16 @@ func (f *Front) Explain(id string) *routerv1.Decision {
 	resp, err := f.Router.Explain(f.tb.Context(), &routerv1.ExplainRequest{RequestId: id})
 	if err != nil {
 		f.tb.Fatalf("explain %s: %v", id, err)
+	}
+	return resp.GetDecision()
+}
+
+// Decision is Explain, but nil where there is no record: the request never came
+// to a decision.
+func (f *Front) Decision(id string) *routerv1.Decision {
+	resp, err := f.Router.Explain(context.Background(), &routerv1.ExplainRequest{RequestId: id})
+	if err != nil {
+		return nil
 	}
 	return resp.GetDecision()
 }
@@ -242,7 +254,11 @@ func WorkerSet(env Env, o FrontOptions, engines ...*Engine) string {
 	}
 	b.WriteString("  endpoints:\n")
 	for _, e := range engines {
-		fmt.Fprintf(&b, "    - { name: %s, address: %q", e.Name, e.Addr())
+		address := e.Addr()
+		if o.Via != nil {
+			address = o.Via(e)
+		}
+		fmt.Fprintf(&b, "    - { name: %s, address: %q", e.Name, address)
 		if a := e.Events(); a != "" {
 			fmt.Fprintf(&b, ", kvEvents: %q", a)
 		}
