@@ -67,7 +67,7 @@ func checks(routerURL string, s *routerv1.StatusResponse, err error) []check {
 		}
 		add(category, name, result, hint)
 	}
-	need("router", "answers at "+routerURL, err == nil, fmt.Sprintf("%v: is it running, and is --router the address of its RPC port?", err))
+	need("router", "answers at "+routerURL, err == nil, fmt.Sprintf("%v: is it running and as new as kinfctl, and is --router the address of its RPC port?", err))
 	if err != nil {
 		return out
 	}
