@@ -58,6 +58,7 @@ type options struct {
 	lastCopy    bool
 	eventsPort  int
 	replayPort  int
+	checkpoints bool
 	printConfig bool
 	verbose     bool
 }
@@ -68,6 +69,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.SetOutput(stderr)
 	f.IntVar(&o.workers, "workers", 1, "how many workers to run")
 	f.StringVar(&o.profile, "profile", engine.L40SQwen27B.Name, "accelerator and model: "+strings.Join(profileNames(), ", "))
+	f.BoolVar(&o.checkpoints, "state-checkpoints", false, "let hits of a hybrid end where the recurrent state was kept, as in vLLM; published benchmarks were made without")
 	f.StringVar(&o.speeds, "speed", "", "speed relative to the profile, one number or one per worker: 1,1,0.5")
 	f.Float64Var(&o.worker.TimeScale, "time-scale", 1, "how many times faster than real time passes")
 	f.Int64Var(&o.worker.Seed, "seed", 0, "seed of hashes and faults; worker i has seed+i")
@@ -129,6 +131,7 @@ func (o *options) complete(stderr io.Writer) error {
 	if c.Profile, ok = engine.Lookup(o.profile); !ok {
 		fail("profile: %q is unknown; there are %s", o.profile, strings.Join(profileNames(), ", "))
 	}
+	c.Profile.Checkpoints = o.checkpoints
 	if c.Version, ok = vllm.ParseVersion(o.version); !ok {
 		fail("vllm-version: %q is unknown", o.version)
 	}

@@ -99,6 +99,7 @@ type sequence struct {
 	step     int     // tokens in the iteration under way; 0: not scheduled
 	admitted bool    // was running before
 	side     []span  // blocks that the groups besides the main one hold
+	junction int     // blocks that it shares with others, without a state at their end
 }
 
 type span struct{ from, to int }
@@ -171,6 +172,9 @@ type Engine struct {
 
 	hasher   Hasher
 	restarts uint64
+	main     int                 // the number of the main group
+	states   map[uint64]struct{} // blocks at whose end the recurrent state is kept (Profile.Checkpoints)
+	fresh    map[uint64]struct{} // those of the iteration under way
 	running  []*sequence
 	waiting  []*sequence
 	byID     map[string]*sequence
@@ -196,7 +200,7 @@ func New(cfg Config) *Engine {
 	if cfg.Hash == nil {
 		cfg.Hash = RandomHasher
 	}
-	e := &Engine{cfg: cfg, p: p, pool: newPool(p.Blocks)}
+	e := &Engine{cfg: cfg, p: p, pool: newPool(p.Blocks), main: p.main()}
 	e.start()
 	return e
 }
@@ -209,6 +213,7 @@ func (e *Engine) start() {
 	for _, name := range e.cfg.LoRAs {
 		e.loraID(name)
 	}
+	e.states, e.fresh = make(map[uint64]struct{}), make(map[uint64]struct{})
 	e.stepping = false
 	e.stats = Stats{}
 }
@@ -312,6 +317,8 @@ func (e *Engine) ResetPrefixCache() bool {
 		return false
 	}
 	e.pool.reset()
+	clear(e.states)
+	clear(e.fresh)
 	if e.cfg.OnEvents {
 		e.events = append(e.events, vllm.Event{Kind: vllm.AllBlocksCleared, LoRAID: -1, Group: -1})
 	}
@@ -362,12 +369,13 @@ func (e *Engine) Lookup(tokens []uint32, lora, salt string) int {
 	s := &sequence{chain: &chain{tokens: tokens}, last: e.hasher.Root()}
 	s.keys, s.hashed = e.extraKeys(lora, salt)
 	e.hash(s)
-	return len(e.hit(s, nil)) * e.p.BlockSize
+	hits, _ := e.hit(s, nil)
+	return len(hits) * e.p.BlockSize
 }
 
 // CachedBlock is one entry of the true cache.
 type CachedBlock struct {
-	Group      int    // 0: the main group, a physical block; else an entry of a side group
+	Group      int    // the main group's: a physical block; else an entry of a side group
 	Block      int    // physical block, -1 for side groups
 	Hash       uint64 // as in events
 	Tokens     []uint32
@@ -376,13 +384,13 @@ type CachedBlock struct {
 
 // Cached yields the true contents of the cache: every physical block of the
 // main group that has a hash (so equal blocks come once per copy), then the
-// entries of the other groups. Tokens are all tokens from the start of the
+// entries of the other groups (none with Checkpoints). Tokens are all tokens from the start of the
 // sequence to the end of the block, not to be modified. The engine must not be
 // used meanwhile.
 func (e *Engine) Cached() iter.Seq[CachedBlock] {
 	return func(yield func(CachedBlock) bool) {
 		for i, b := range e.pool.cachedBlocks() {
-			c := CachedBlock{Block: int(i), Hash: b.hash, Tokens: b.chain.tokens[:b.end], LoRA: b.chain.lora, Salt: b.chain.salt}
+			c := CachedBlock{Group: e.main, Block: int(i), Hash: b.hash, Tokens: b.chain.tokens[:b.end], LoRA: b.chain.lora, Salt: b.chain.salt}
 			if !yield(c) {
 				return
 			}
@@ -390,7 +398,7 @@ func (e *Engine) Cached() iter.Seq[CachedBlock] {
 		for _, s := range e.running {
 			for g, sp := range s.side {
 				for i := sp.from; i < sp.to; i++ {
-					c := CachedBlock{Group: g + 1, Block: -1, Hash: s.hashes[i], Tokens: s.chain.tokens[:(i+1)*e.p.BlockSize], LoRA: s.chain.lora, Salt: s.chain.salt}
+					c := CachedBlock{Group: e.group(g), Block: -1, Hash: s.hashes[i], Tokens: s.chain.tokens[:(i+1)*e.p.BlockSize], LoRA: s.chain.lora, Salt: s.chain.salt}
 					if !yield(c) {
 						return
 					}

@@ -31,10 +31,27 @@ type Profile struct {
 	// time do, a server in wall time has its own.
 	Overhead float64
 
-	// Groups are the cache groups of a hybrid model. The first is the main
-	// (full-attention) group and alone takes part in hits. None: one
-	// full-attention group.
+	// Groups are the cache groups of a hybrid model, in the order of their
+	// numbers. The first of full attention is the main group, which alone takes
+	// part in hits, unless Checkpoints is set. None: one full-attention group.
 	Groups []Group
+
+	// Checkpoints makes the hits of a hybrid with recurrent state end where that
+	// state was kept, as vLLM's do: at the last block boundary before the end of
+	// a prompt, and where a later prompt departed from what was cached. Prefills
+	// stop there, too. The published benchmarks were made without.
+	Checkpoints bool
+}
+
+// main is the number of the main group.
+func (p *Profile) main() int {
+	for i, g := range p.Groups {
+		switch g.Kind {
+		case "full_attention", "mla_attention", "sink_full_attention":
+			return i
+		}
+	}
+	return 0
 }
 
 // Group is one cache group as vLLM's events name it. A group besides the main
@@ -46,8 +63,8 @@ type Group struct {
 
 // Gated-delta models keep a recurrent state of about 154 MB per sequence: three
 // pages, one in each of three groups of 16 layers, beside the group of the 16
-// full-attention layers.
-var hybrid = []Group{{Kind: "full_attention"}, {Kind: "mamba"}, {Kind: "mamba"}, {Kind: "mamba"}}
+// full-attention layers, which vLLM numbers last.
+var hybrid = []Group{{Kind: "mamba"}, {Kind: "mamba"}, {Kind: "mamba"}, {Kind: "full_attention"}}
 
 // L40SQwen27B is a 27-billion-parameter gated-delta hybrid in FP8 on one L40S
 // (48 GB, 864 GB/s, 733 TFLOPS FP8 and 362 BF16 as quoted). vLLM aligns its

@@ -19,12 +19,13 @@ func (e *Engine) Begin(now float64) (end float64, ok bool) {
 	}
 	budget := e.p.MaxBatchedTokens
 	preempted := false
+	clear(e.fresh)
 
 	// Running requests first, in order of admission: one token for a decoder,
 	// the next chunk for an unfinished prompt.
 	for i := 0; i < len(e.running) && budget > 0; i++ {
 		s := e.running[i]
-		n := min(len(s.chain.tokens)-s.computed, budget)
+		n := e.chunk(s, s.computed, min(len(s.chain.tokens)-s.computed, budget))
 		need := e.blocksFor(s.computed+n) - len(s.blocks)
 		for need > e.pool.free {
 			// Out of blocks: the request admitted last goes back to the front of
@@ -48,7 +49,17 @@ func (e *Engine) Begin(now float64) (end float64, ok bool) {
 	// after a preemption: there is no room.
 	for !preempted && budget > 0 && len(e.waiting) > 0 && len(e.running) < e.p.MaxSeqs {
 		s := e.waiting[0]
-		hits := e.hit(s, s.blocks[:0])
+		hits, junction := e.hit(s, s.blocks[:0])
+		if len(hits) > 0 {
+			if _, ok := e.fresh[s.hashes[len(hits)-1]]; ok {
+				break // the state is only being computed
+			}
+		}
+		s.junction = junction
+		n := e.chunk(s, len(hits)*e.p.BlockSize, min(len(s.chain.tokens)-len(hits)*e.p.BlockSize, budget))
+		if n == 0 {
+			break
+		}
 		// The whole prompt must fit, though only a chunk is computed now. Hits
 		// without a user are in the free list: they count until touched.
 		need := e.blocksFor(len(s.chain.tokens)) - len(hits) + e.p.StateBlocks
@@ -62,7 +73,6 @@ func (e *Engine) Begin(now float64) (end float64, ok bool) {
 		}
 		e.waiting = slices.Delete(e.waiting, 0, 1)
 		e.admit(now, s, hits)
-		n := min(len(s.chain.tokens)-s.computed, budget)
 		e.running = append(e.running, s)
 		e.schedule(s, n)
 		budget -= n
@@ -104,7 +114,9 @@ func (e *Engine) blocksFor(tokens int) int {
 
 // hit appends the cached blocks that s can use: those before the first miss,
 // and never its last token, since computing that one makes the first output.
-func (e *Engine) hit(s *sequence, dst []int32) []int32 {
+// With Checkpoints they end where a state is; junction is how many blocks there
+// would have been without, if that is more.
+func (e *Engine) hit(s *sequence, dst []int32) (hits []int32, junction int) {
 	for _, h := range s.hashes[:(len(s.chain.tokens)-1)/e.p.BlockSize] {
 		b := e.pool.lookup(h)
 		if b == none {
@@ -112,7 +124,37 @@ func (e *Engine) hit(s *sequence, dst []int32) []int32 {
 		}
 		dst = append(dst, b)
 	}
-	return dst
+	if !e.p.Checkpoints {
+		return dst, 0
+	}
+	for all := len(dst); len(dst) > 0; dst = dst[:len(dst)-1] {
+		if _, kept := e.states[s.hashes[len(dst)-1]]; kept {
+			break
+		}
+		junction = all
+	}
+	return dst, junction
+}
+
+// chunk shortens the next n tokens of a prefill so that it ends where the
+// recurrent state is to be kept (vLLM's _mamba_block_aligned_split).
+func (e *Engine) chunk(s *sequence, start, n int) int {
+	b, total := e.p.BlockSize, len(s.chain.tokens)
+	prefill := max(len(s.r.Tokens), total-1)
+	if !e.p.Checkpoints || start >= prefill {
+		return n
+	}
+	end := start + n
+	if aligned := end / b * b; end < prefill && (aligned > start || b <= e.p.MaxBatchedTokens) {
+		end = aligned
+	}
+	stop := end
+	for _, at := range [...]int{(start + b - 1) / b * b, (total - 1) / b * b, s.junction * b} {
+		if start < at && at < stop {
+			stop = at
+		}
+	}
+	return max(stop-start, 0)
 }
 
 // admit gives s its hits and its state pages.
@@ -151,10 +193,11 @@ func (e *Engine) schedule(s *sequence, n int) {
 		e.pool.cache(s.blocks[i], s.hashes[i], s.chain, (i+1)*e.p.BlockSize)
 	}
 	e.stats.Stored += uint64(full - s.stored)
+	e.storeSide(s, s.stored, full, func(g int) bool { return g < e.main })
 	if e.cfg.OnEvents {
-		e.events = append(e.events, e.stored(s, 0, s.stored, full, s.hashes[s.stored:full:full]))
+		e.events = append(e.events, e.stored(s, e.main, s.stored, full, s.hashes[s.stored:full:full]))
 	}
-	e.storeSide(s, s.stored, full)
+	e.storeSide(s, s.stored, full, func(g int) bool { return g > e.main })
 	s.stored = full
 }
 
@@ -164,8 +207,24 @@ func (e *Engine) take() int32 {
 	if evicted {
 		e.stats.Removed++
 		if e.cfg.OnEvents && !(e.cfg.LastCopyRemovals && e.pool.lookup(hash) != none) {
-			e.events = append(e.events, e.removed(0, []uint64{hash}))
+			e.events = append(e.events, e.removed(e.main, []uint64{hash}))
 		}
+		if _, kept := e.states[hash]; kept && e.pool.lookup(hash) == none {
+			delete(e.states, hash)
+			for g := range max(0, len(e.p.Groups)-1) {
+				if e.cfg.OnEvents {
+					e.events = append(e.events, e.removed(e.group(g), []uint64{hash}))
+				}
+			}
+		}
+	}
+	return i
+}
+
+// group is the number of the i-th group besides the main one.
+func (e *Engine) group(i int) int {
+	if i >= e.main {
+		return i + 1
 	}
 	return i
 }
@@ -315,37 +374,62 @@ func (e *Engine) loraID(name string) int64 {
 	return id
 }
 
-// storeSide lets the groups besides the main one follow: each holds the last
-// block (a state checkpoint) or the blocks of its window, and its events name
-// only those, whatever tokens they cover.
-func (e *Engine) storeSide(s *sequence, from, to int) {
-	for g := range s.side {
+// storeSide lets those of the groups besides the main one follow that are
+// picked by their number: each holds the last block (a state checkpoint) or the
+// blocks of its window, and its events name only those, whatever tokens they
+// cover.
+func (e *Engine) storeSide(s *sequence, from, to int, picked func(group int) bool) {
+	for i := range s.side {
+		g := e.group(i)
+		if !picked(g) {
+			continue
+		}
+		if e.p.Checkpoints {
+			e.storeStates(s, g, from, to)
+			continue
+		}
 		keep := 1
-		if w := e.p.Groups[g+1].SlidingWindow; w > 0 {
+		if w := e.p.Groups[g].SlidingWindow; w > 0 {
 			keep = e.blocksFor(w)
 		}
-		old := s.side[g]
+		old := s.side[i]
 		if old.to == 0 {
 			old = span{from, from} // what was hit is not held here
 		}
 		held := span{max(old.from, to-keep), to}
-		s.side[g] = held
+		s.side[i] = held
 		if !e.cfg.OnEvents {
 			continue
 		}
 		if gone := min(held.from, old.to); gone > old.from {
-			e.events = append(e.events, e.removed(g+1, s.hashes[old.from:gone:gone]))
+			e.events = append(e.events, e.removed(g, s.hashes[old.from:gone:gone]))
 		}
 		first := max(from, held.from)
-		e.events = append(e.events, e.stored(s, g+1, from, to, s.hashes[first:to:to]))
+		e.events = append(e.events, e.stored(s, g, from, to, s.hashes[first:to:to]))
+	}
+}
+
+// storeStates keeps the recurrent state at the ends of blocks where a later
+// request may go on: before the last token of the prompt, and where s itself
+// could not go on for lack of it. The event comes even if none is kept.
+func (e *Engine) storeStates(s *sequence, g, from, to int) {
+	var kept []uint64
+	for i := from; i < to; i++ {
+		if end := i + 1; end == (len(s.r.Tokens)-1)/e.p.BlockSize || end == s.junction {
+			kept = append(kept, s.hashes[i])
+			e.states[s.hashes[i]], e.fresh[s.hashes[i]] = struct{}{}, struct{}{}
+		}
+	}
+	if e.cfg.OnEvents {
+		e.events = append(e.events, e.stored(s, g, from, to, kept))
 	}
 }
 
 func (e *Engine) clearSide(s *sequence) {
-	for g, sp := range s.side {
+	for i, sp := range s.side {
 		if sp.to > sp.from && e.cfg.OnEvents {
-			e.events = append(e.events, e.removed(g+1, s.hashes[sp.from:sp.to:sp.to]))
+			e.events = append(e.events, e.removed(e.group(i), s.hashes[sp.from:sp.to:sp.to]))
 		}
-		s.side[g] = span{}
+		s.side[i] = span{}
 	}
 }
