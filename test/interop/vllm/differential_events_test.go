@@ -150,7 +150,7 @@ func (w *watch) fence(t *testing.T) uint32 {
 	if first > 150_000 {
 		t.Fatal("too many fences")
 	}
-	w.each(func(s *twin) { tallyOf(t, s.do(t, diffPrompt{ids: idSpan(first, diffBlock+1), output: 1}.call())) })
+	w.each(func(s *twin) { tallyOf(t, s.do(t, diffPrompt{ids: idSpan(first, w.block+1), output: 1}.call())) })
 	return uint32(first)
 }
 

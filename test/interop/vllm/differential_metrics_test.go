@@ -18,6 +18,22 @@ type metricsPage struct {
 	values map[string]float64
 }
 
+const cacheConfig, adapterInfo = "vllm:cache_config_info{", "vllm:lora_requests_info{"
+
+// labels are those of the series with that prefix.
+func (p metricsPage) labels(prefix string) map[string]string {
+	out := map[string]string{}
+	for series := range p.values {
+		if !strings.HasPrefix(series, prefix) {
+			continue
+		}
+		for _, m := range label.FindAllStringSubmatch(series, -1) {
+			out[m[1]] = m[2]
+		}
+	}
+	return out
+}
+
 var label = regexp.MustCompile(`(\w+)="((?:[^"\\]|\\.)*)"`)
 
 // metrics reads a side's page. Labels are put in order.
@@ -55,33 +71,20 @@ func (p *twins) pages(t *testing.T) {
 			t.Errorf("%s is a %s, really %q", name, kind, real.types[name])
 		}
 	}
-	const config = "vllm:cache_config_info{"
 	for series := range sim.values {
 		switch {
-		case strings.HasPrefix(series, config), strings.HasPrefix(series, "vllm:lora_requests_info{"):
+		case strings.HasPrefix(series, cacheConfig), strings.HasPrefix(series, adapterInfo):
 			continue // below
 		}
 		if _, ok := real.values[series]; !ok {
 			t.Errorf("%s is not on the real page", series)
 		}
 	}
-	find := func(p metricsPage, prefix string) map[string]string {
-		out := map[string]string{}
-		for series := range p.values {
-			if !strings.HasPrefix(series, prefix) {
-				continue
-			}
-			for _, m := range label.FindAllStringSubmatch(series, -1) {
-				out[m[1]] = m[2]
-			}
-		}
-		return out
-	}
-	theirs := find(real, config)
-	for name, v := range find(sim, config) {
+	theirs := real.labels(cacheConfig)
+	for name, v := range sim.labels(cacheConfig) {
 		if name == "num_gpu_blocks" || name == "kv_cache_size_tokens" {
 			// The engine counts its null block, which holds no tokens.
-			one := map[string]int{"num_gpu_blocks": 1, "kv_cache_size_tokens": diffBlock}[name]
+			one := map[string]int{"num_gpu_blocks": 1, "kv_cache_size_tokens": p.block}[name]
 			n, err := strconv.Atoi(v)
 			if err != nil {
 				t.Fatal(err)
@@ -93,7 +96,7 @@ func (p *twins) pages(t *testing.T) {
 		}
 	}
 	keys := func(m map[string]string) []string { return slices.Sorted(maps.Keys(m)) }
-	if d := cmp.Diff(keys(find(real, "vllm:lora_requests_info{")), keys(find(sim, "vllm:lora_requests_info{"))); d != "" {
+	if d := cmp.Diff(keys(real.labels(adapterInfo)), keys(sim.labels(adapterInfo))); d != "" {
 		t.Errorf("labels of lora_requests_info (-real +sim):\n%s", d)
 	}
 }

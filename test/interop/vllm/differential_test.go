@@ -36,6 +36,7 @@ type twins struct {
 	real, sim twin
 	engine    *rig.Engine
 	worker    *fleetsim.Worker
+	block     int // tokens per block: a hybrid engine chooses its own size
 }
 
 // twin is one of the two as its clients see it.
@@ -92,7 +93,7 @@ func newTwins(t *testing.T, s twinShape) *twins {
 		HashAlgorithm: vllm.SHA256, HashSeed: vllm.DefaultSeed,
 		// Iterations about as short as a tiny model's.
 		Profile: engine.Profile{
-			Name: "tiny", BlockSize: diffBlock, Blocks: s.blocks, MaxBatchedTokens: s.batched, MaxSeqs: s.seqs, MaxModelLen: s.length,
+			Name: "tiny", Blocks: s.blocks, MaxBatchedTokens: s.batched, MaxSeqs: s.seqs, MaxModelLen: s.length,
 			W: 2e-3, A: 1e-7, Ovh: 1e-4,
 		},
 	}
@@ -106,11 +107,15 @@ func newTwins(t *testing.T, s twinShape) *twins {
 		s.profile(&cfg.Profile)
 	}
 	p := &twins{engine: rig.Start(t, env, o)[0]}
+	p.real = twin{name: "real", url: p.engine.URL(), events: p.engine.Events(), replay: p.engine.Replay(), key: s.key, client: twinClient(t)}
+	if p.block, err = strconv.Atoi(p.real.metrics(t).labels(cacheConfig)["block_size"]); err != nil {
+		t.Fatal(err)
+	}
+	cfg.Profile.BlockSize = p.block
 	if p.worker, err = fleetsim.Start(context.Background(), cfg); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.worker.Kill)
-	p.real = twin{name: "real", url: p.engine.URL(), events: p.engine.Events(), replay: p.engine.Replay(), key: s.key, client: twinClient(t)}
 	p.sim = twin{name: "sim", url: p.worker.URL(), events: p.worker.EventsAddr(0), replay: p.worker.ReplayAddr(0), key: s.key, client: twinClient(t)}
 	return p
 }
