@@ -200,7 +200,7 @@ func (l *conversations) turn(r *rand.Rand, c *conversation) bool {
 	text := l.text.text() + l.text.words(20+r.IntN(150))
 	l.mu.Unlock()
 	c.messages = append(c.messages, map[string]any{"role": "user", "content": text})
-	request := map[string]any{"model": c.model, "messages": c.messages, "max_tokens": 1 + r.IntN(40), "temperature": 0}
+	request := map[string]any{"model": c.model, "messages": c.messages, "max_tokens": 1 + r.IntN(25), "temperature": 0}
 	if c.salt != "" {
 		request["cache_salt"] = c.salt
 	}
