@@ -175,10 +175,7 @@ func named(names map[uint64]string, events []vllm.Event) []diffEvent {
 	var out []diffEvent
 	for _, e := range events {
 		d := diffEvent{Kind: e.Kind.String(), Tokens: e.Tokens, BlockSize: e.BlockSize, Medium: e.Medium, Group: e.Group, Spec: e.SpecKind,
-			Window: e.SlidingWindow, Locality: e.Locality, Adapter: e.LoRAName}
-		if e.LoRAID >= 0 {
-			d.Adapter += " with an id" // in the order of the flags, which is random here
-		}
+			Window: e.SlidingWindow, Locality: e.Locality, Adapter: fmt.Sprint(e.LoRAID, " ", e.LoRAName)}
 		for _, keys := range e.ExtraKeys {
 			d.Keys = append(d.Keys, append([]vllm.ExtraKey{}, keys...))
 		}

@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -97,9 +99,7 @@ func newTwins(t *testing.T, s twinShape) *twins {
 			W: 2e-3, A: 1e-7, Ovh: 1e-4,
 		},
 	}
-	for name := range s.loras {
-		cfg.LoRAs = append(cfg.LoRAs, name)
-	}
+	cfg.LoRAs = slices.Sorted(maps.Keys(s.loras))
 	if s.config != nil {
 		s.config(&cfg)
 	}

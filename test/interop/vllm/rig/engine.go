@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -165,8 +166,8 @@ func (e *Engine) args() []string {
 	}
 	if len(e.LoRAs) > 0 {
 		args = append(args, "--enable-lora", "--max-lora-rank", "8", "--lora-modules")
-		for name, dir := range e.LoRAs {
-			args = append(args, name+"="+e.env.Model(dir))
+		for _, name := range slices.Sorted(maps.Keys(e.LoRAs)) { // their order numbers them
+			args = append(args, name+"="+e.env.Model(e.LoRAs[name]))
 		}
 	}
 	return append(args, e.Args...)
