@@ -27,16 +27,20 @@ func TestServicesAsProcesses(t *testing.T) {
 	t.Cleanup(e.client.CloseIdleConnections)
 	e.write("fleet.yaml", e.workerSet(""))
 
-	ingress, router, tracker := freeAddr(t), freeAddr(t), freeAddr(t)
+	// All at once: a port that a process picks for itself could be the one that
+	// another is about to open.
+	free := freeAddrs(t, 13)
+	next := func() (addr string) { addr, free = free[0], free[1:]; return addr }
+	ingress, router, tracker := next(), next(), next()
 	start := func(name string, args ...string) {
-		run(t, filepath.Join(bin, name), append(args, "--drain-timeout", "2s")...)
+		run(t, filepath.Join(bin, name), append(args, "--drain-timeout", "2s", "--admin-listen", next())...)
 	}
 	start("ingress", "--listen", ingress, "--router-url", "http://"+router)
 	start("kvtracker", "--mode", "relay", "--nats-url", nats, "--router-url", "http://"+router)
 	start("kvtracker", "--mode", "tracker", "--nats-url", nats, "--listen", tracker)
 	start("router", "--config", e.dir, "--listen", router, "--kvtracker-url", "http://"+tracker, "--time-scale", "50")
 	for _, name := range []string{"limiter", "classifier", "accounting"} {
-		addr := freeAddr(t)
+		addr := next()
 		start(name, "--listen", addr)
 		e.eventually(name+" is healthy", func() bool {
 			resp, err := e.client.Post("http://"+addr+"/grpc.health.v1.Health/Check", "application/json", strings.NewReader("{}"))
