@@ -234,9 +234,11 @@ engines: %s is what a Kubernetes Service does, %s the default. GuideLLM's own pe
 * Latencies leave out GuideLLM's warm-up, as in the published scenarios; hit rates count every request, cold ones too.
 `, "`POST /reset_prefix_cache`")
 	add("* The machine's load average before anything was started was %.1f.\n", r.LoadAverage)
-	add("\n## Overhead of the way\n\n%s: %d requests one after the other to one engine, straight and through the gateway. × compares with `%s`.\n\n%s\n",
-		OneByOne.Name, OneByOne.Requests(), Direct, r.table(OneByOne.Name).Markdown())
-	add("## Every run\n\nIn the order of running. Engines count the prompt tokens that they looked up and found; clients add up the `cached_tokens` of\ntheir answers.\n\n%s\n", r.everyRun().Markdown())
+	if t := r.table(OneByOne.Name); len(t.Rows) > 0 {
+		add("\n## Overhead of the way\n\n%s: %d requests one after the other to one engine, straight and through the gateway. × compares with `%s`.\n\n%s",
+			OneByOne.Name, OneByOne.Requests(), Direct, t.Markdown())
+	}
+	add("\n## Every run\n\nIn the order of running. Engines count the prompt tokens that they looked up and found; clients add up the `cached_tokens` of\ntheir answers.\n\n%s\n", r.everyRun().Markdown())
 	add("## Commands\n\n`make bench-vllm` makes the environments, runs all of this and rewrites this page. An engine, with its own ports:\n\n```sh\n%s\n```\n\n", r.Engine)
 	add("GuideLLM, where `$URL` is the gateway, or the engine where the policy is `%s`:\n", Direct)
 	for _, l := range []Load{SharedPrefix, MultiTurn, OneByOne} {
