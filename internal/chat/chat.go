@@ -49,6 +49,10 @@ var ErrUnsure = errors.New("chat: only the engine knows how this is rendered")
 // vLLM's Harmony encoder) does not make its prompts knowable here.
 var ErrNoTemplate = errors.New("chat: model has no chat template")
 
+// ErrHarmony is the ErrNoTemplate of gpt-oss: vLLM makes its prompts by Harmony, whatever template is there. Its /tokenize does not know
+// that; its render route does.
+var ErrHarmony = fmt.Errorf("%w: prompts are made by Harmony", ErrNoTemplate)
+
 // maxOutput bounds a rendered prompt, in bytes. No engine takes a longer one: it is about ten million tokens.
 const maxOutput = 64 << 20
 
@@ -73,7 +77,7 @@ type compiled struct {
 // does not use them.
 func Load(dir string) (*Template, error) {
 	if harmony(dir) {
-		return nil, fmt.Errorf("%s: rendered by Harmony: %w", dir, ErrNoTemplate)
+		return nil, fmt.Errorf("%s: %w", dir, ErrHarmony)
 	}
 	var config struct {
 		ChatTemplate json.RawMessage `json:"chat_template"`

@@ -58,8 +58,8 @@ func TestLoad(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "chat_template.jinja", "F")
 	write(t, dir, "config.json", `{"model_type": "gpt_oss"}`)
-	if _, err := chat.Load(dir); !errors.Is(err, chat.ErrNoTemplate) {
-		t.Errorf("gpt-oss: got error %v, want ErrNoTemplate", err)
+	if _, err := chat.Load(dir); !errors.Is(err, chat.ErrNoTemplate) || !errors.Is(err, chat.ErrHarmony) {
+		t.Errorf("gpt-oss: got error %v, want ErrHarmony", err)
 	}
 	for name, config := range map[string]string{
 		"broken JSON":     `{`,

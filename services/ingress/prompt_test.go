@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -233,6 +235,41 @@ func TestWorkerRenders(t *testing.T) {
 	check(t, e.router.sent()[0], "sql", list, kvhash.Root("sql", ""), 16)
 	if !strings.Contains(e.metrics(), `mode="render"`) {
 		t.Error("the mode is not in the metrics")
+	}
+}
+
+// gpt-oss: chats are made by Harmony, which a worker's /tokenize knows nothing
+// of. Without a render route the text is hashed.
+func TestHarmony(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(modelDir(t))); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"model_type":"gpt_oss"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	list, text := ids(40)
+	for _, renders := range []bool{false, true} {
+		a := &asked{tokenize: refuses(200, `{"tokens":[1,2,3]}`)}
+		if renders {
+			a.render = refuses(200, `{"token_ids":`+text+`}`)
+		}
+		w := newWorker(t, "w", a.ServeHTTP)
+		e := start(t, func(_ *ingress.Config, c *routerv1.Catalog) {
+			c.Workers = []*routerv1.Worker{{Uid: "w", WorkerSet: "ns/set", Url: w.url + "/"}}
+			c.Profiles[0].TokenizerPath = dir
+		}).ready()
+		e.router.routes(w)
+		e.post(chatPath, chatRequest(false, ""))
+		got := e.router.sent()[0]
+		if renders {
+			check(t, got, "p", list, kvhash.Root("", ""), 16)
+		} else if !got.GetApproximate() {
+			t.Errorf("prompt of %d tokens, want text", got.GetTokens())
+		}
+		if n := a.others.Load(); n != 0 {
+			t.Errorf("%d questions to /tokenize", n)
+		}
 	}
 }
 

@@ -90,6 +90,7 @@ type Maker struct {
 type model struct {
 	cache    *tokens.PrefixCache
 	template *chat.Template
+	harmony  bool // prompts of chats are made by Harmony
 	tried    time.Time
 	failed   bool // something is missing that should be there
 }
@@ -141,6 +142,7 @@ func (m *Maker) load(path string) *model {
 	if out.template, err = chat.Load(path); err != nil {
 		// A model that has no template will not get one by waiting.
 		out.failed = out.failed || !errors.Is(err, chat.ErrNoTemplate)
+		out.harmony = errors.Is(err, chat.ErrHarmony)
 		m.set.Log.Warn("chat template not usable, asking workers instead", "path", path, "err", err)
 	}
 	return out
@@ -179,7 +181,7 @@ func (m *Maker) Make(ctx context.Context, r *openai.Request, profiles []*catalog
 				deadline, cancel = context.WithTimeout(ctx, m.set.WorkerTime)
 				defer cancel()
 			}
-			q.IDs, q.Mode = ask.ask(deadline, &m.set, r, p)
+			q.IDs, q.Mode = ask.ask(deadline, &m.set, r, p, local.ways(r.Route))
 		default:
 			q.Mode = Approximate
 		}
@@ -196,6 +198,14 @@ func (m *Maker) Make(ctx context.Context, r *openai.Request, profiles []*catalog
 		}
 	}
 	return out
+}
+
+// ways are the routes by which a worker can tell ids, the best first.
+func (m *model) ways(route openai.Route) []Mode {
+	if m != nil && m.harmony && route == openai.RouteChat {
+		return []Mode{Render} // its /tokenize would use the template
+	}
+	return []Mode{Render, Tokenize}
 }
 
 // encoded is a prompt by a local tokenizer; not ok if it has no way to make it.

@@ -33,10 +33,10 @@ type asker struct {
 	faults map[Mode]int       // in a row
 }
 
-// ask gets the token ids of r from a worker. The mode is Approximate when
-// nobody could tell.
-func (a *asker) ask(ctx context.Context, set *Settings, r *openai.Request, p *catalog.Profile) ([]uint32, Mode) {
-	for _, mode := range [...]Mode{Render, Tokenize} {
+// ask gets the token ids of r from a worker in one of some ways. The mode is
+// Approximate when nobody could tell.
+func (a *asker) ask(ctx context.Context, set *Settings, r *openai.Request, p *catalog.Profile, ways []Mode) ([]uint32, Mode) {
+	for _, mode := range ways {
 		a.mu.Lock()
 		paused := time.Now().Before(a.pause[mode])
 		worker := p.Workers[a.next%len(p.Workers)]
