@@ -10,7 +10,7 @@ import sys
 import openai
 
 base_url, model, tokens = sys.argv[1:]
-client = openai.OpenAI(base_url=base_url, api_key="unused", max_retries=0, timeout=60)
+client = openai.OpenAI(base_url=base_url, api_key="unused", max_retries=5, timeout=60)
 messages = [{"role": "system", "content": "You are terse."}, {"role": "user", "content": "Name three colours. 你好 👍🏽"}]
 tools = [{"type": "function", "function": {"name": "paint", "description": "Paints.", "strict": True, "parameters": {
     "type": "object", "properties": {"colour": {"type": "string", "enum": ["red", "blue"]}}, "required": ["colour"], "additionalProperties": False}}}]
@@ -79,7 +79,7 @@ out["afterAbandon"] = client.chat.completions.create(model=model, messages=messa
 
 
 async def several():
-    async with openai.AsyncOpenAI(base_url=base_url, api_key="unused", max_retries=0, timeout=60) as c:
+    async with openai.AsyncOpenAI(base_url=base_url, api_key="unused", max_retries=5, timeout=60) as c:
         return await asyncio.gather(*(
             c.chat.completions.create(model=model, messages=messages, max_tokens=4, temperature=0) for _ in range(4)))
 
