@@ -32,6 +32,8 @@ def read(stream):
             got["content"] += choice.delta.content or ""
             got["finish"] = choice.finish_reason or got["finish"]
             for call in choice.delta.tool_calls or []:
+                if call.index > 0:
+                    continue
                 got["call"]["name"] += call.function.name or ""
                 got["call"]["arguments"] += call.function.arguments or ""
     return got
@@ -52,7 +54,7 @@ for _ in range(20):
             out["tool"] = {"name": call.name, "arguments": call.arguments, "finish": choice.finish_reason}
     if not out["toolStream"]:
         streamed = read(client.chat.completions.create(**calling, stream=True))
-        if streamed["call"]["arguments"].endswith("}"):
+        if streamed["call"]["arguments"].endswith("}"):  # else its tokens were spent before
             out["toolStream"] = {**streamed["call"], "finish": streamed["finish"]}
 
 text = client.completions.create(model=model, prompt="Once upon a time", max_tokens=4, temperature=0)
