@@ -83,9 +83,9 @@ func (c *chain) run(steps ...step) {
 func (c *chain) stepAround(when string, do func()) {
 	c.t.Helper()
 	l := c.load(2, c.engines...)
-	c.grow(40, c.engines...)
+	c.grow(25, c.engines...)
 	do()
-	c.grow(40, c.engines...)
+	c.grow(25, c.engines...)
 	c.quiet(l)
 	for _, e := range c.engines {
 		c.check("after "+when, e)
@@ -311,7 +311,7 @@ func (c *chain) stepEngineRestart() {
 	c.grow(80, c.engines...)
 	old := l.recent(e, 25)
 	l.stop()
-	others := c.load(2, c.short(), c.none())
+	others := c.load(1, c.short(), c.none())
 	hits := func() (n int) {
 		for _, p := range old {
 			if c.predict(e, p) > 0 {
@@ -330,7 +330,10 @@ func (c *chain) stepEngineRestart() {
 	gone := time.Since(killed)
 	e.Launch()
 	looks := 0
+	tick := time.NewTicker(50 * time.Millisecond) // it has work to do
+	defer tick.Stop()
 	within(c.t, e.Name+" is back", func() bool {
+		<-tick.C
 		if n := hits(); n > 0 {
 			c.t.Errorf("%d hits of the dead engine are back", n)
 		}
@@ -400,12 +403,12 @@ func (c *chain) stepRelayDown() {
 	}
 }
 
-// stepServiceRestart restarts a service under load; it is away for 40 batches.
+// stepServiceRestart restarts a service under load; it is away for 25 batches.
 func (c *chain) stepServiceRestart(name string) {
 	c.t.Helper()
 	c.stepAround("a restart of "+name, func() {
 		c.halt(name)
-		c.grow(40, c.engines...)
+		c.grow(25, c.engines...)
 		c.resume(name)
 	})
 }
