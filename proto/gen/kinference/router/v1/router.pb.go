@@ -261,6 +261,122 @@ func (TokenSource) EnumDescriptor() ([]byte, []int) {
 	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{3}
 }
 
+// ReviewTokenRequest holds a credential: it is never logged, traced or kept.
+type ReviewTokenRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Token string                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	// Audience that the token must be made for.
+	Audience      string `protobuf:"bytes,2,opt,name=audience,proto3" json:"audience,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReviewTokenRequest) Reset() {
+	*x = ReviewTokenRequest{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReviewTokenRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReviewTokenRequest) ProtoMessage() {}
+
+func (x *ReviewTokenRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReviewTokenRequest.ProtoReflect.Descriptor instead.
+func (*ReviewTokenRequest) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ReviewTokenRequest) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
+func (x *ReviewTokenRequest) GetAudience() string {
+	if x != nil {
+		return x.Audience
+	}
+	return ""
+}
+
+// ReviewTokenResponse says whose token it is.
+type ReviewTokenResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Authenticated bool                   `protobuf:"varint,1,opt,name=authenticated,proto3" json:"authenticated,omitempty"`
+	// The ServiceAccount; empty for a user of another kind, who is none.
+	Namespace     string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReviewTokenResponse) Reset() {
+	*x = ReviewTokenResponse{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReviewTokenResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReviewTokenResponse) ProtoMessage() {}
+
+func (x *ReviewTokenResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReviewTokenResponse.ProtoReflect.Descriptor instead.
+func (*ReviewTokenResponse) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ReviewTokenResponse) GetAuthenticated() bool {
+	if x != nil {
+		return x.Authenticated
+	}
+	return false
+}
+
+func (x *ReviewTokenResponse) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ReviewTokenResponse) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 // RouteRequest describes one request. It holds no prompt text.
 type RouteRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -279,14 +395,17 @@ type RouteRequest struct {
 	// The answer comes in one piece: no first token will be reported.
 	Whole bool `protobuf:"varint,8,opt,name=whole,proto3" json:"whole,omitempty"`
 	// What policies may ask about the request.
-	Attributes    *Attributes `protobuf:"bytes,9,opt,name=attributes,proto3" json:"attributes,omitempty"`
+	Attributes *Attributes `protobuf:"bytes,9,opt,name=attributes,proto3" json:"attributes,omitempty"`
+	// Pool that the caller's GatewayBackend names, as namespace/name; empty: of
+	// those that offer the model the first by name.
+	Pool          string `protobuf:"bytes,10,opt,name=pool,proto3" json:"pool,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RouteRequest) Reset() {
 	*x = RouteRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[0]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -298,7 +417,7 @@ func (x *RouteRequest) String() string {
 func (*RouteRequest) ProtoMessage() {}
 
 func (x *RouteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[0]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -311,7 +430,7 @@ func (x *RouteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouteRequest.ProtoReflect.Descriptor instead.
 func (*RouteRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{0}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *RouteRequest) GetRequestId() string {
@@ -377,6 +496,13 @@ func (x *RouteRequest) GetAttributes() *Attributes {
 	return nil
 }
 
+func (x *RouteRequest) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
 // Attributes of a request for policies. It holds no prompt text.
 type Attributes struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -406,7 +532,7 @@ type Attributes struct {
 
 func (x *Attributes) Reset() {
 	*x = Attributes{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[1]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -418,7 +544,7 @@ func (x *Attributes) String() string {
 func (*Attributes) ProtoMessage() {}
 
 func (x *Attributes) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[1]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -431,7 +557,7 @@ func (x *Attributes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attributes.ProtoReflect.Descriptor instead.
 func (*Attributes) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{1}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Attributes) GetTenants() []string {
@@ -514,7 +640,7 @@ type Prompt struct {
 
 func (x *Prompt) Reset() {
 	*x = Prompt{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[2]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -526,7 +652,7 @@ func (x *Prompt) String() string {
 func (*Prompt) ProtoMessage() {}
 
 func (x *Prompt) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[2]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -539,7 +665,7 @@ func (x *Prompt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prompt.ProtoReflect.Descriptor instead.
 func (*Prompt) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{2}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Prompt) GetProfile() string {
@@ -592,7 +718,7 @@ type RouteResponse struct {
 
 func (x *RouteResponse) Reset() {
 	*x = RouteResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[3]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -604,7 +730,7 @@ func (x *RouteResponse) String() string {
 func (*RouteResponse) ProtoMessage() {}
 
 func (x *RouteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[3]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -617,7 +743,7 @@ func (x *RouteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouteResponse.ProtoReflect.Descriptor instead.
 func (*RouteResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{3}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RouteResponse) GetEndpoints() []*Endpoint {
@@ -655,7 +781,7 @@ type Rejection struct {
 
 func (x *Rejection) Reset() {
 	*x = Rejection{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[4]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -667,7 +793,7 @@ func (x *Rejection) String() string {
 func (*Rejection) ProtoMessage() {}
 
 func (x *Rejection) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[4]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -680,7 +806,7 @@ func (x *Rejection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rejection.ProtoReflect.Descriptor instead.
 func (*Rejection) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{4}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Rejection) GetReason() string {
@@ -728,7 +854,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[5]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -740,7 +866,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[5]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -753,7 +879,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{5}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Endpoint) GetWorker() string {
@@ -824,7 +950,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[6]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -836,7 +962,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[6]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -849,7 +975,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{6}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ReportRequest) GetReports() []*Report {
@@ -880,7 +1006,7 @@ type ParityReport struct {
 
 func (x *ParityReport) Reset() {
 	*x = ParityReport{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[7]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -892,7 +1018,7 @@ func (x *ParityReport) String() string {
 func (*ParityReport) ProtoMessage() {}
 
 func (x *ParityReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[7]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -905,7 +1031,7 @@ func (x *ParityReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParityReport.ProtoReflect.Descriptor instead.
 func (*ParityReport) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{7}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ParityReport) GetIngress() string {
@@ -941,7 +1067,7 @@ type Parity struct {
 
 func (x *Parity) Reset() {
 	*x = Parity{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -953,7 +1079,7 @@ func (x *Parity) String() string {
 func (*Parity) ProtoMessage() {}
 
 func (x *Parity) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -966,7 +1092,7 @@ func (x *Parity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Parity.ProtoReflect.Descriptor instead.
 func (*Parity) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{8}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Parity) GetProfile() string {
@@ -1022,7 +1148,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1034,7 +1160,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1047,7 +1173,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{9}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Report) GetRequestId() string {
@@ -1125,7 +1251,7 @@ type Moved struct {
 
 func (x *Moved) Reset() {
 	*x = Moved{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1137,7 +1263,7 @@ func (x *Moved) String() string {
 func (*Moved) ProtoMessage() {}
 
 func (x *Moved) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1150,7 +1276,7 @@ func (x *Moved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Moved.ProtoReflect.Descriptor instead.
 func (*Moved) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{10}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Moved) GetWorker() string {
@@ -1178,7 +1304,7 @@ type FirstToken struct {
 
 func (x *FirstToken) Reset() {
 	*x = FirstToken{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1190,7 +1316,7 @@ func (x *FirstToken) String() string {
 func (*FirstToken) ProtoMessage() {}
 
 func (x *FirstToken) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1203,7 +1329,7 @@ func (x *FirstToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FirstToken.ProtoReflect.Descriptor instead.
 func (*FirstToken) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{11}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *FirstToken) GetTtft() *durationpb.Duration {
@@ -1228,7 +1354,7 @@ type Done struct {
 
 func (x *Done) Reset() {
 	*x = Done{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1240,7 +1366,7 @@ func (x *Done) String() string {
 func (*Done) ProtoMessage() {}
 
 func (x *Done) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1253,7 +1379,7 @@ func (x *Done) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Done.ProtoReflect.Descriptor instead.
 func (*Done) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{12}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Done) GetOutcome() Outcome {
@@ -1293,7 +1419,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1305,7 +1431,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1318,7 +1444,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{13}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{15}
 }
 
 // WatchCatalogRequest has no fields.
@@ -1330,7 +1456,7 @@ type WatchCatalogRequest struct {
 
 func (x *WatchCatalogRequest) Reset() {
 	*x = WatchCatalogRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1342,7 +1468,7 @@ func (x *WatchCatalogRequest) String() string {
 func (*WatchCatalogRequest) ProtoMessage() {}
 
 func (x *WatchCatalogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1355,7 +1481,7 @@ func (x *WatchCatalogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchCatalogRequest.ProtoReflect.Descriptor instead.
 func (*WatchCatalogRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{14}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{16}
 }
 
 // WatchCatalogResponse carries a whole catalog.
@@ -1368,7 +1494,7 @@ type WatchCatalogResponse struct {
 
 func (x *WatchCatalogResponse) Reset() {
 	*x = WatchCatalogResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1380,7 +1506,7 @@ func (x *WatchCatalogResponse) String() string {
 func (*WatchCatalogResponse) ProtoMessage() {}
 
 func (x *WatchCatalogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1393,7 +1519,7 @@ func (x *WatchCatalogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchCatalogResponse.ProtoReflect.Descriptor instead.
 func (*WatchCatalogResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{15}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WatchCatalogResponse) GetCatalog() *Catalog {
@@ -1420,7 +1546,7 @@ type Catalog struct {
 
 func (x *Catalog) Reset() {
 	*x = Catalog{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1432,7 +1558,7 @@ func (x *Catalog) String() string {
 func (*Catalog) ProtoMessage() {}
 
 func (x *Catalog) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1445,7 +1571,7 @@ func (x *Catalog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Catalog.ProtoReflect.Descriptor instead.
 func (*Catalog) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{16}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Catalog) GetVersion() uint64 {
@@ -1509,7 +1635,7 @@ type Model struct {
 
 func (x *Model) Reset() {
 	*x = Model{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1521,7 +1647,7 @@ func (x *Model) String() string {
 func (*Model) ProtoMessage() {}
 
 func (x *Model) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1534,7 +1660,7 @@ func (x *Model) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Model.ProtoReflect.Descriptor instead.
 func (*Model) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{17}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Model) GetName() string {
@@ -1630,7 +1756,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1642,7 +1768,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1655,7 +1781,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{18}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Profile) GetId() string {
@@ -1756,7 +1882,7 @@ type Worker struct {
 
 func (x *Worker) Reset() {
 	*x = Worker{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1768,7 +1894,7 @@ func (x *Worker) String() string {
 func (*Worker) ProtoMessage() {}
 
 func (x *Worker) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1781,7 +1907,7 @@ func (x *Worker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Worker.ProtoReflect.Descriptor instead.
 func (*Worker) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{19}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Worker) GetUid() string {
@@ -1871,7 +1997,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1883,7 +2009,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1896,7 +2022,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{20}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ExplainRequest) GetRequestId() string {
@@ -1916,7 +2042,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1928,7 +2054,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1941,7 +2067,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{21}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ExplainResponse) GetDecision() *Decision {
@@ -1983,7 +2109,7 @@ type Decision struct {
 
 func (x *Decision) Reset() {
 	*x = Decision{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1995,7 +2121,7 @@ func (x *Decision) String() string {
 func (*Decision) ProtoMessage() {}
 
 func (x *Decision) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2008,7 +2134,7 @@ func (x *Decision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Decision.ProtoReflect.Descriptor instead.
 func (*Decision) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{22}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Decision) GetRequestId() string {
@@ -2143,7 +2269,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2155,7 +2281,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2168,7 +2294,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{23}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Candidate) GetWorker() string {
@@ -2288,7 +2414,7 @@ type Verdict struct {
 
 func (x *Verdict) Reset() {
 	*x = Verdict{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2300,7 +2426,7 @@ func (x *Verdict) String() string {
 func (*Verdict) ProtoMessage() {}
 
 func (x *Verdict) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2313,7 +2439,7 @@ func (x *Verdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Verdict.ProtoReflect.Descriptor instead.
 func (*Verdict) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{24}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Verdict) GetAction() string {
@@ -2360,7 +2486,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2372,7 +2498,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2385,7 +2511,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{25}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{27}
 }
 
 // StatusResponse is the state of the fleet as the router sees it.
@@ -2403,7 +2529,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2415,7 +2541,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2428,7 +2554,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{26}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StatusResponse) GetCatalogVersion() uint64 {
@@ -2491,7 +2617,7 @@ type WorkerStatus struct {
 
 func (x *WorkerStatus) Reset() {
 	*x = WorkerStatus{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2503,7 +2629,7 @@ func (x *WorkerStatus) String() string {
 func (*WorkerStatus) ProtoMessage() {}
 
 func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2516,7 +2642,7 @@ func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStatus.ProtoReflect.Descriptor instead.
 func (*WorkerStatus) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{27}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WorkerStatus) GetWorker() string {
@@ -2628,7 +2754,7 @@ type WorkerIndex struct {
 
 func (x *WorkerIndex) Reset() {
 	*x = WorkerIndex{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2640,7 +2766,7 @@ func (x *WorkerIndex) String() string {
 func (*WorkerIndex) ProtoMessage() {}
 
 func (x *WorkerIndex) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2653,7 +2779,7 @@ func (x *WorkerIndex) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerIndex.ProtoReflect.Descriptor instead.
 func (*WorkerIndex) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{28}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *WorkerIndex) GetLive() bool {
@@ -2721,7 +2847,7 @@ type ProfileStatus struct {
 
 func (x *ProfileStatus) Reset() {
 	*x = ProfileStatus{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2733,7 +2859,7 @@ func (x *ProfileStatus) String() string {
 func (*ProfileStatus) ProtoMessage() {}
 
 func (x *ProfileStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2746,7 +2872,7 @@ func (x *ProfileStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileStatus.ProtoReflect.Descriptor instead.
 func (*ProfileStatus) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{29}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ProfileStatus) GetProfile() string {
@@ -2859,7 +2985,7 @@ type CachedCounts struct {
 
 func (x *CachedCounts) Reset() {
 	*x = CachedCounts{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2871,7 +2997,7 @@ func (x *CachedCounts) String() string {
 func (*CachedCounts) ProtoMessage() {}
 
 func (x *CachedCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2884,7 +3010,7 @@ func (x *CachedCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CachedCounts.ProtoReflect.Descriptor instead.
 func (*CachedCounts) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{30}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CachedCounts) GetAgree() uint64 {
@@ -2926,7 +3052,14 @@ var File_kinference_router_v1_router_proto protoreflect.FileDescriptor
 
 const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\n" +
-	"!kinference/router/v1/router.proto\x12\x14kinference.router.v1\x1a\x1egoogle/protobuf/duration.proto\"\xc4\x02\n" +
+	"!kinference/router/v1/router.proto\x12\x14kinference.router.v1\x1a\x1egoogle/protobuf/duration.proto\"F\n" +
+	"\x12ReviewTokenRequest\x12\x14\n" +
+	"\x05token\x18\x01 \x01(\tR\x05token\x12\x1a\n" +
+	"\baudience\x18\x02 \x01(\tR\baudience\"m\n" +
+	"\x13ReviewTokenResponse\x12$\n" +
+	"\rauthenticated\x18\x01 \x01(\bR\rauthenticated\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"\xd8\x02\n" +
 	"\fRouteRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
@@ -2942,7 +3075,9 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\x05whole\x18\b \x01(\bR\x05whole\x12@\n" +
 	"\n" +
 	"attributes\x18\t \x01(\v2 .kinference.router.v1.AttributesR\n" +
-	"attributes\"\xef\x02\n" +
+	"attributes\x12\x12\n" +
+	"\x04pool\x18\n" +
+	" \x01(\tR\x04pool\"\xef\x02\n" +
 	"\n" +
 	"Attributes\x12\x18\n" +
 	"\atenants\x18\x01 \x03(\tR\atenants\x12\x10\n" +
@@ -3200,13 +3335,14 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\x18TOKEN_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12TOKEN_SOURCE_LOCAL\x10\x01\x12\x16\n" +
 	"\x12TOKEN_SOURCE_ASKED\x10\x02\x12\x1b\n" +
-	"\x17TOKEN_SOURCE_DISTRUSTED\x10\x032\xcc\x03\n" +
+	"\x17TOKEN_SOURCE_DISTRUSTED\x10\x032\xb0\x04\n" +
 	"\rRouterService\x12P\n" +
 	"\x05Route\x12\".kinference.router.v1.RouteRequest\x1a#.kinference.router.v1.RouteResponse\x12S\n" +
 	"\x06Report\x12#.kinference.router.v1.ReportRequest\x1a$.kinference.router.v1.ReportResponse\x12g\n" +
 	"\fWatchCatalog\x12).kinference.router.v1.WatchCatalogRequest\x1a*.kinference.router.v1.WatchCatalogResponse0\x01\x12V\n" +
 	"\aExplain\x12$.kinference.router.v1.ExplainRequest\x1a%.kinference.router.v1.ExplainResponse\x12S\n" +
-	"\x06Status\x12#.kinference.router.v1.StatusRequest\x1a$.kinference.router.v1.StatusResponseBJZHgithub.com/kinference/kinference/proto/gen/kinference/router/v1;routerv1b\x06proto3"
+	"\x06Status\x12#.kinference.router.v1.StatusRequest\x1a$.kinference.router.v1.StatusResponse\x12b\n" +
+	"\vReviewToken\x12(.kinference.router.v1.ReviewTokenRequest\x1a).kinference.router.v1.ReviewTokenResponseBJZHgithub.com/kinference/kinference/proto/gen/kinference/router/v1;routerv1b\x06proto3"
 
 var (
 	file_kinference_router_v1_router_proto_rawDescOnce sync.Once
@@ -3221,105 +3357,109 @@ func file_kinference_router_v1_router_proto_rawDescGZIP() []byte {
 }
 
 var file_kinference_router_v1_router_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_kinference_router_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_kinference_router_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_kinference_router_v1_router_proto_goTypes = []any{
 	(ParityState)(0),             // 0: kinference.router.v1.ParityState
 	(ParityCause)(0),             // 1: kinference.router.v1.ParityCause
 	(Outcome)(0),                 // 2: kinference.router.v1.Outcome
 	(TokenSource)(0),             // 3: kinference.router.v1.TokenSource
-	(*RouteRequest)(nil),         // 4: kinference.router.v1.RouteRequest
-	(*Attributes)(nil),           // 5: kinference.router.v1.Attributes
-	(*Prompt)(nil),               // 6: kinference.router.v1.Prompt
-	(*RouteResponse)(nil),        // 7: kinference.router.v1.RouteResponse
-	(*Rejection)(nil),            // 8: kinference.router.v1.Rejection
-	(*Endpoint)(nil),             // 9: kinference.router.v1.Endpoint
-	(*ReportRequest)(nil),        // 10: kinference.router.v1.ReportRequest
-	(*ParityReport)(nil),         // 11: kinference.router.v1.ParityReport
-	(*Parity)(nil),               // 12: kinference.router.v1.Parity
-	(*Report)(nil),               // 13: kinference.router.v1.Report
-	(*Moved)(nil),                // 14: kinference.router.v1.Moved
-	(*FirstToken)(nil),           // 15: kinference.router.v1.FirstToken
-	(*Done)(nil),                 // 16: kinference.router.v1.Done
-	(*ReportResponse)(nil),       // 17: kinference.router.v1.ReportResponse
-	(*WatchCatalogRequest)(nil),  // 18: kinference.router.v1.WatchCatalogRequest
-	(*WatchCatalogResponse)(nil), // 19: kinference.router.v1.WatchCatalogResponse
-	(*Catalog)(nil),              // 20: kinference.router.v1.Catalog
-	(*Model)(nil),                // 21: kinference.router.v1.Model
-	(*Profile)(nil),              // 22: kinference.router.v1.Profile
-	(*Worker)(nil),               // 23: kinference.router.v1.Worker
-	(*ExplainRequest)(nil),       // 24: kinference.router.v1.ExplainRequest
-	(*ExplainResponse)(nil),      // 25: kinference.router.v1.ExplainResponse
-	(*Decision)(nil),             // 26: kinference.router.v1.Decision
-	(*Candidate)(nil),            // 27: kinference.router.v1.Candidate
-	(*Verdict)(nil),              // 28: kinference.router.v1.Verdict
-	(*StatusRequest)(nil),        // 29: kinference.router.v1.StatusRequest
-	(*StatusResponse)(nil),       // 30: kinference.router.v1.StatusResponse
-	(*WorkerStatus)(nil),         // 31: kinference.router.v1.WorkerStatus
-	(*WorkerIndex)(nil),          // 32: kinference.router.v1.WorkerIndex
-	(*ProfileStatus)(nil),        // 33: kinference.router.v1.ProfileStatus
-	(*CachedCounts)(nil),         // 34: kinference.router.v1.CachedCounts
-	nil,                          // 35: kinference.router.v1.Attributes.HeadersEntry
-	nil,                          // 36: kinference.router.v1.Catalog.EpochsEntry
-	(*durationpb.Duration)(nil),  // 37: google.protobuf.Duration
+	(*ReviewTokenRequest)(nil),   // 4: kinference.router.v1.ReviewTokenRequest
+	(*ReviewTokenResponse)(nil),  // 5: kinference.router.v1.ReviewTokenResponse
+	(*RouteRequest)(nil),         // 6: kinference.router.v1.RouteRequest
+	(*Attributes)(nil),           // 7: kinference.router.v1.Attributes
+	(*Prompt)(nil),               // 8: kinference.router.v1.Prompt
+	(*RouteResponse)(nil),        // 9: kinference.router.v1.RouteResponse
+	(*Rejection)(nil),            // 10: kinference.router.v1.Rejection
+	(*Endpoint)(nil),             // 11: kinference.router.v1.Endpoint
+	(*ReportRequest)(nil),        // 12: kinference.router.v1.ReportRequest
+	(*ParityReport)(nil),         // 13: kinference.router.v1.ParityReport
+	(*Parity)(nil),               // 14: kinference.router.v1.Parity
+	(*Report)(nil),               // 15: kinference.router.v1.Report
+	(*Moved)(nil),                // 16: kinference.router.v1.Moved
+	(*FirstToken)(nil),           // 17: kinference.router.v1.FirstToken
+	(*Done)(nil),                 // 18: kinference.router.v1.Done
+	(*ReportResponse)(nil),       // 19: kinference.router.v1.ReportResponse
+	(*WatchCatalogRequest)(nil),  // 20: kinference.router.v1.WatchCatalogRequest
+	(*WatchCatalogResponse)(nil), // 21: kinference.router.v1.WatchCatalogResponse
+	(*Catalog)(nil),              // 22: kinference.router.v1.Catalog
+	(*Model)(nil),                // 23: kinference.router.v1.Model
+	(*Profile)(nil),              // 24: kinference.router.v1.Profile
+	(*Worker)(nil),               // 25: kinference.router.v1.Worker
+	(*ExplainRequest)(nil),       // 26: kinference.router.v1.ExplainRequest
+	(*ExplainResponse)(nil),      // 27: kinference.router.v1.ExplainResponse
+	(*Decision)(nil),             // 28: kinference.router.v1.Decision
+	(*Candidate)(nil),            // 29: kinference.router.v1.Candidate
+	(*Verdict)(nil),              // 30: kinference.router.v1.Verdict
+	(*StatusRequest)(nil),        // 31: kinference.router.v1.StatusRequest
+	(*StatusResponse)(nil),       // 32: kinference.router.v1.StatusResponse
+	(*WorkerStatus)(nil),         // 33: kinference.router.v1.WorkerStatus
+	(*WorkerIndex)(nil),          // 34: kinference.router.v1.WorkerIndex
+	(*ProfileStatus)(nil),        // 35: kinference.router.v1.ProfileStatus
+	(*CachedCounts)(nil),         // 36: kinference.router.v1.CachedCounts
+	nil,                          // 37: kinference.router.v1.Attributes.HeadersEntry
+	nil,                          // 38: kinference.router.v1.Catalog.EpochsEntry
+	(*durationpb.Duration)(nil),  // 39: google.protobuf.Duration
 }
 var file_kinference_router_v1_router_proto_depIdxs = []int32{
-	6,  // 0: kinference.router.v1.RouteRequest.prompts:type_name -> kinference.router.v1.Prompt
-	5,  // 1: kinference.router.v1.RouteRequest.attributes:type_name -> kinference.router.v1.Attributes
-	35, // 2: kinference.router.v1.Attributes.headers:type_name -> kinference.router.v1.Attributes.HeadersEntry
-	9,  // 3: kinference.router.v1.RouteResponse.endpoints:type_name -> kinference.router.v1.Endpoint
-	37, // 4: kinference.router.v1.Endpoint.predicted_ttft:type_name -> google.protobuf.Duration
-	13, // 5: kinference.router.v1.ReportRequest.reports:type_name -> kinference.router.v1.Report
-	11, // 6: kinference.router.v1.ReportRequest.parity:type_name -> kinference.router.v1.ParityReport
-	12, // 7: kinference.router.v1.ParityReport.verdicts:type_name -> kinference.router.v1.Parity
+	8,  // 0: kinference.router.v1.RouteRequest.prompts:type_name -> kinference.router.v1.Prompt
+	7,  // 1: kinference.router.v1.RouteRequest.attributes:type_name -> kinference.router.v1.Attributes
+	37, // 2: kinference.router.v1.Attributes.headers:type_name -> kinference.router.v1.Attributes.HeadersEntry
+	11, // 3: kinference.router.v1.RouteResponse.endpoints:type_name -> kinference.router.v1.Endpoint
+	39, // 4: kinference.router.v1.Endpoint.predicted_ttft:type_name -> google.protobuf.Duration
+	15, // 5: kinference.router.v1.ReportRequest.reports:type_name -> kinference.router.v1.Report
+	13, // 6: kinference.router.v1.ReportRequest.parity:type_name -> kinference.router.v1.ParityReport
+	14, // 7: kinference.router.v1.ParityReport.verdicts:type_name -> kinference.router.v1.Parity
 	0,  // 8: kinference.router.v1.Parity.state:type_name -> kinference.router.v1.ParityState
 	1,  // 9: kinference.router.v1.Parity.cause:type_name -> kinference.router.v1.ParityCause
-	14, // 10: kinference.router.v1.Report.moved:type_name -> kinference.router.v1.Moved
-	15, // 11: kinference.router.v1.Report.first_token:type_name -> kinference.router.v1.FirstToken
-	16, // 12: kinference.router.v1.Report.done:type_name -> kinference.router.v1.Done
-	37, // 13: kinference.router.v1.FirstToken.ttft:type_name -> google.protobuf.Duration
+	16, // 10: kinference.router.v1.Report.moved:type_name -> kinference.router.v1.Moved
+	17, // 11: kinference.router.v1.Report.first_token:type_name -> kinference.router.v1.FirstToken
+	18, // 12: kinference.router.v1.Report.done:type_name -> kinference.router.v1.Done
+	39, // 13: kinference.router.v1.FirstToken.ttft:type_name -> google.protobuf.Duration
 	2,  // 14: kinference.router.v1.Done.outcome:type_name -> kinference.router.v1.Outcome
-	20, // 15: kinference.router.v1.WatchCatalogResponse.catalog:type_name -> kinference.router.v1.Catalog
-	21, // 16: kinference.router.v1.Catalog.models:type_name -> kinference.router.v1.Model
-	22, // 17: kinference.router.v1.Catalog.profiles:type_name -> kinference.router.v1.Profile
-	23, // 18: kinference.router.v1.Catalog.workers:type_name -> kinference.router.v1.Worker
-	36, // 19: kinference.router.v1.Catalog.epochs:type_name -> kinference.router.v1.Catalog.EpochsEntry
+	22, // 15: kinference.router.v1.WatchCatalogResponse.catalog:type_name -> kinference.router.v1.Catalog
+	23, // 16: kinference.router.v1.Catalog.models:type_name -> kinference.router.v1.Model
+	24, // 17: kinference.router.v1.Catalog.profiles:type_name -> kinference.router.v1.Profile
+	25, // 18: kinference.router.v1.Catalog.workers:type_name -> kinference.router.v1.Worker
+	38, // 19: kinference.router.v1.Catalog.epochs:type_name -> kinference.router.v1.Catalog.EpochsEntry
 	0,  // 20: kinference.router.v1.Profile.parity:type_name -> kinference.router.v1.ParityState
 	1,  // 21: kinference.router.v1.Profile.parity_cause:type_name -> kinference.router.v1.ParityCause
-	37, // 22: kinference.router.v1.Worker.metrics_interval:type_name -> google.protobuf.Duration
-	26, // 23: kinference.router.v1.ExplainResponse.decision:type_name -> kinference.router.v1.Decision
-	27, // 24: kinference.router.v1.Decision.candidates:type_name -> kinference.router.v1.Candidate
-	37, // 25: kinference.router.v1.Decision.actual_ttft:type_name -> google.protobuf.Duration
-	28, // 26: kinference.router.v1.Decision.verdict:type_name -> kinference.router.v1.Verdict
-	28, // 27: kinference.router.v1.Decision.shadow:type_name -> kinference.router.v1.Verdict
-	37, // 28: kinference.router.v1.Candidate.predicted_ttft:type_name -> google.protobuf.Duration
-	37, // 29: kinference.router.v1.Candidate.predicted_wait:type_name -> google.protobuf.Duration
-	37, // 30: kinference.router.v1.Candidate.predicted_prefill:type_name -> google.protobuf.Duration
-	37, // 31: kinference.router.v1.Candidate.sample_age:type_name -> google.protobuf.Duration
-	31, // 32: kinference.router.v1.StatusResponse.workers:type_name -> kinference.router.v1.WorkerStatus
-	33, // 33: kinference.router.v1.StatusResponse.profiles:type_name -> kinference.router.v1.ProfileStatus
-	37, // 34: kinference.router.v1.WorkerStatus.sample_age:type_name -> google.protobuf.Duration
-	32, // 35: kinference.router.v1.WorkerStatus.index:type_name -> kinference.router.v1.WorkerIndex
+	39, // 22: kinference.router.v1.Worker.metrics_interval:type_name -> google.protobuf.Duration
+	28, // 23: kinference.router.v1.ExplainResponse.decision:type_name -> kinference.router.v1.Decision
+	29, // 24: kinference.router.v1.Decision.candidates:type_name -> kinference.router.v1.Candidate
+	39, // 25: kinference.router.v1.Decision.actual_ttft:type_name -> google.protobuf.Duration
+	30, // 26: kinference.router.v1.Decision.verdict:type_name -> kinference.router.v1.Verdict
+	30, // 27: kinference.router.v1.Decision.shadow:type_name -> kinference.router.v1.Verdict
+	39, // 28: kinference.router.v1.Candidate.predicted_ttft:type_name -> google.protobuf.Duration
+	39, // 29: kinference.router.v1.Candidate.predicted_wait:type_name -> google.protobuf.Duration
+	39, // 30: kinference.router.v1.Candidate.predicted_prefill:type_name -> google.protobuf.Duration
+	39, // 31: kinference.router.v1.Candidate.sample_age:type_name -> google.protobuf.Duration
+	33, // 32: kinference.router.v1.StatusResponse.workers:type_name -> kinference.router.v1.WorkerStatus
+	35, // 33: kinference.router.v1.StatusResponse.profiles:type_name -> kinference.router.v1.ProfileStatus
+	39, // 34: kinference.router.v1.WorkerStatus.sample_age:type_name -> google.protobuf.Duration
+	34, // 35: kinference.router.v1.WorkerStatus.index:type_name -> kinference.router.v1.WorkerIndex
 	0,  // 36: kinference.router.v1.WorkerStatus.tokens:type_name -> kinference.router.v1.ParityState
 	1,  // 37: kinference.router.v1.WorkerStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
-	37, // 38: kinference.router.v1.WorkerIndex.lag:type_name -> google.protobuf.Duration
+	39, // 38: kinference.router.v1.WorkerIndex.lag:type_name -> google.protobuf.Duration
 	3,  // 39: kinference.router.v1.ProfileStatus.source:type_name -> kinference.router.v1.TokenSource
 	0,  // 40: kinference.router.v1.ProfileStatus.tokens:type_name -> kinference.router.v1.ParityState
 	1,  // 41: kinference.router.v1.ProfileStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
 	0,  // 42: kinference.router.v1.ProfileStatus.cached:type_name -> kinference.router.v1.ParityState
 	1,  // 43: kinference.router.v1.ProfileStatus.cached_cause:type_name -> kinference.router.v1.ParityCause
-	34, // 44: kinference.router.v1.ProfileStatus.cached_counts:type_name -> kinference.router.v1.CachedCounts
-	4,  // 45: kinference.router.v1.RouterService.Route:input_type -> kinference.router.v1.RouteRequest
-	10, // 46: kinference.router.v1.RouterService.Report:input_type -> kinference.router.v1.ReportRequest
-	18, // 47: kinference.router.v1.RouterService.WatchCatalog:input_type -> kinference.router.v1.WatchCatalogRequest
-	24, // 48: kinference.router.v1.RouterService.Explain:input_type -> kinference.router.v1.ExplainRequest
-	29, // 49: kinference.router.v1.RouterService.Status:input_type -> kinference.router.v1.StatusRequest
-	7,  // 50: kinference.router.v1.RouterService.Route:output_type -> kinference.router.v1.RouteResponse
-	17, // 51: kinference.router.v1.RouterService.Report:output_type -> kinference.router.v1.ReportResponse
-	19, // 52: kinference.router.v1.RouterService.WatchCatalog:output_type -> kinference.router.v1.WatchCatalogResponse
-	25, // 53: kinference.router.v1.RouterService.Explain:output_type -> kinference.router.v1.ExplainResponse
-	30, // 54: kinference.router.v1.RouterService.Status:output_type -> kinference.router.v1.StatusResponse
-	50, // [50:55] is the sub-list for method output_type
-	45, // [45:50] is the sub-list for method input_type
+	36, // 44: kinference.router.v1.ProfileStatus.cached_counts:type_name -> kinference.router.v1.CachedCounts
+	6,  // 45: kinference.router.v1.RouterService.Route:input_type -> kinference.router.v1.RouteRequest
+	12, // 46: kinference.router.v1.RouterService.Report:input_type -> kinference.router.v1.ReportRequest
+	20, // 47: kinference.router.v1.RouterService.WatchCatalog:input_type -> kinference.router.v1.WatchCatalogRequest
+	26, // 48: kinference.router.v1.RouterService.Explain:input_type -> kinference.router.v1.ExplainRequest
+	31, // 49: kinference.router.v1.RouterService.Status:input_type -> kinference.router.v1.StatusRequest
+	4,  // 50: kinference.router.v1.RouterService.ReviewToken:input_type -> kinference.router.v1.ReviewTokenRequest
+	9,  // 51: kinference.router.v1.RouterService.Route:output_type -> kinference.router.v1.RouteResponse
+	19, // 52: kinference.router.v1.RouterService.Report:output_type -> kinference.router.v1.ReportResponse
+	21, // 53: kinference.router.v1.RouterService.WatchCatalog:output_type -> kinference.router.v1.WatchCatalogResponse
+	27, // 54: kinference.router.v1.RouterService.Explain:output_type -> kinference.router.v1.ExplainResponse
+	32, // 55: kinference.router.v1.RouterService.Status:output_type -> kinference.router.v1.StatusResponse
+	5,  // 56: kinference.router.v1.RouterService.ReviewToken:output_type -> kinference.router.v1.ReviewTokenResponse
+	51, // [51:57] is the sub-list for method output_type
+	45, // [45:51] is the sub-list for method input_type
 	45, // [45:45] is the sub-list for extension type_name
 	45, // [45:45] is the sub-list for extension extendee
 	0,  // [0:45] is the sub-list for field type_name
@@ -3330,21 +3470,21 @@ func file_kinference_router_v1_router_proto_init() {
 	if File_kinference_router_v1_router_proto != nil {
 		return
 	}
-	file_kinference_router_v1_router_proto_msgTypes[5].OneofWrappers = []any{}
-	file_kinference_router_v1_router_proto_msgTypes[9].OneofWrappers = []any{
+	file_kinference_router_v1_router_proto_msgTypes[7].OneofWrappers = []any{}
+	file_kinference_router_v1_router_proto_msgTypes[11].OneofWrappers = []any{
 		(*Report_Moved)(nil),
 		(*Report_FirstToken)(nil),
 		(*Report_Done)(nil),
 	}
-	file_kinference_router_v1_router_proto_msgTypes[12].OneofWrappers = []any{}
-	file_kinference_router_v1_router_proto_msgTypes[22].OneofWrappers = []any{}
+	file_kinference_router_v1_router_proto_msgTypes[14].OneofWrappers = []any{}
+	file_kinference_router_v1_router_proto_msgTypes[24].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kinference_router_v1_router_proto_rawDesc), len(file_kinference_router_v1_router_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   33,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

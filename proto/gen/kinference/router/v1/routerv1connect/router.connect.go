@@ -46,6 +46,9 @@ const (
 	RouterServiceExplainProcedure = "/kinference.router.v1.RouterService/Explain"
 	// RouterServiceStatusProcedure is the fully-qualified name of the RouterService's Status RPC.
 	RouterServiceStatusProcedure = "/kinference.router.v1.RouterService/Status"
+	// RouterServiceReviewTokenProcedure is the fully-qualified name of the RouterService's ReviewToken
+	// RPC.
+	RouterServiceReviewTokenProcedure = "/kinference.router.v1.RouterService/ReviewToken"
 )
 
 // RouterServiceClient is a client for the kinference.router.v1.RouterService service.
@@ -66,6 +69,11 @@ type RouterServiceClient interface {
 	// Status tells what the router knows of the workers and the profiles, and
 	// whether what is computed here agrees with what the engines do.
 	Status(context.Context, *v1.StatusRequest) (*v1.StatusResponse, error)
+	// ReviewToken asks Kubernetes whose ServiceAccount token this is. Only the
+	// router talks to the Kubernetes API. Errors: FailedPrecondition when this
+	// router does not, Unavailable when the API does not answer; a token that is
+	// no good is no error.
+	ReviewToken(context.Context, *v1.ReviewTokenRequest) (*v1.ReviewTokenResponse, error)
 }
 
 // NewRouterServiceClient constructs a client for the kinference.router.v1.RouterService service. By
@@ -109,6 +117,12 @@ func NewRouterServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithSchema(routerServiceMethods.ByName("Status")),
 			connect.WithClientOptions(opts...),
 		),
+		reviewToken: connect.NewClient[v1.ReviewTokenRequest, v1.ReviewTokenResponse](
+			httpClient,
+			baseURL+RouterServiceReviewTokenProcedure,
+			connect.WithSchema(routerServiceMethods.ByName("ReviewToken")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -119,6 +133,7 @@ type routerServiceClient struct {
 	watchCatalog *connect.Client[v1.WatchCatalogRequest, v1.WatchCatalogResponse]
 	explain      *connect.Client[v1.ExplainRequest, v1.ExplainResponse]
 	status       *connect.Client[v1.StatusRequest, v1.StatusResponse]
+	reviewToken  *connect.Client[v1.ReviewTokenRequest, v1.ReviewTokenResponse]
 }
 
 // Route calls kinference.router.v1.RouterService.Route.
@@ -162,6 +177,15 @@ func (c *routerServiceClient) Status(ctx context.Context, req *v1.StatusRequest)
 	return nil, err
 }
 
+// ReviewToken calls kinference.router.v1.RouterService.ReviewToken.
+func (c *routerServiceClient) ReviewToken(ctx context.Context, req *v1.ReviewTokenRequest) (*v1.ReviewTokenResponse, error) {
+	response, err := c.reviewToken.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // RouterServiceHandler is an implementation of the kinference.router.v1.RouterService service.
 type RouterServiceHandler interface {
 	// Route picks the worker that will answer soonest and books it in the
@@ -180,6 +204,11 @@ type RouterServiceHandler interface {
 	// Status tells what the router knows of the workers and the profiles, and
 	// whether what is computed here agrees with what the engines do.
 	Status(context.Context, *v1.StatusRequest) (*v1.StatusResponse, error)
+	// ReviewToken asks Kubernetes whose ServiceAccount token this is. Only the
+	// router talks to the Kubernetes API. Errors: FailedPrecondition when this
+	// router does not, Unavailable when the API does not answer; a token that is
+	// no good is no error.
+	ReviewToken(context.Context, *v1.ReviewTokenRequest) (*v1.ReviewTokenResponse, error)
 }
 
 // NewRouterServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -219,6 +248,12 @@ func NewRouterServiceHandler(svc RouterServiceHandler, opts ...connect.HandlerOp
 		connect.WithSchema(routerServiceMethods.ByName("Status")),
 		connect.WithHandlerOptions(opts...),
 	)
+	routerServiceReviewTokenHandler := connect.NewUnaryHandlerSimple(
+		RouterServiceReviewTokenProcedure,
+		svc.ReviewToken,
+		connect.WithSchema(routerServiceMethods.ByName("ReviewToken")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/kinference.router.v1.RouterService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case RouterServiceRouteProcedure:
@@ -231,6 +266,8 @@ func NewRouterServiceHandler(svc RouterServiceHandler, opts ...connect.HandlerOp
 			routerServiceExplainHandler.ServeHTTP(w, r)
 		case RouterServiceStatusProcedure:
 			routerServiceStatusHandler.ServeHTTP(w, r)
+		case RouterServiceReviewTokenProcedure:
+			routerServiceReviewTokenHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -258,4 +295,8 @@ func (UnimplementedRouterServiceHandler) Explain(context.Context, *v1.ExplainReq
 
 func (UnimplementedRouterServiceHandler) Status(context.Context, *v1.StatusRequest) (*v1.StatusResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("kinference.router.v1.RouterService.Status is not implemented"))
+}
+
+func (UnimplementedRouterServiceHandler) ReviewToken(context.Context, *v1.ReviewTokenRequest) (*v1.ReviewTokenResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("kinference.router.v1.RouterService.ReviewToken is not implemented"))
 }
