@@ -1,6 +1,7 @@
 // Command kinference runs the whole control plane in one process.
 //
-//	kinference serve --config DIR   puts it in front of workers that exist
+//	kinference serve --config DIR   puts it in front of workers that exist; with
+//	                                --kubeconfig FILE in front of Pods
 //	kinference demo                 shows it on three simulated workers
 package main
 

@@ -14,12 +14,17 @@ func serveCommand() *cobra.Command {
 	var o stack.Options
 	var level string
 	cmd := &cobra.Command{
-		Use:   "serve --config DIR",
-		Short: "Serve an OpenAI endpoint in front of the workers that DIR describes",
+		Use:   "serve (--config DIR | --kubeconfig FILE)",
+		Short: "Serve an OpenAI endpoint in front of the workers that resources describe",
 		Long: `Serve an OpenAI endpoint in front of vLLM workers that run already.
 
 DIR holds InferenceWorkerSet and InferencePool resources in YAML; changes are
-picked up while serving, and a broken file keeps the last good state.`,
+picked up while serving, and a broken file keeps the last good state.
+
+FILE says how to reach a Kubernetes API that has the resources; workers are then
+the Pods that they select, which must be reachable from here, and the status of
+each resource says what became of it. Replicas know each other by Leases in the
+namespace kinference.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.LogLevel.UnmarshalText([]byte(level)); err != nil {
@@ -27,8 +32,10 @@ picked up while serving, and a broken file keeps the last good state.`,
 			}
 			// A running router waits for its folder to be mended; whoever starts
 			// one by hand wants to hear of it now.
-			if _, problems := resources.Load(o.ConfigDir); problems.Err() != nil {
-				return fmt.Errorf("load %s: %w", o.ConfigDir, problems.Err())
+			if o.ConfigDir != "" {
+				if _, problems := resources.Load(o.ConfigDir); problems.Err() != nil {
+					return fmt.Errorf("load %s: %w", o.ConfigDir, problems.Err())
+				}
 			}
 			o.Output = cmd.ErrOrStderr()
 			s, err := stack.Start(cmd.Context(), o)
@@ -47,7 +54,8 @@ picked up while serving, and a broken file keeps the last good state.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.ConfigDir, "config", "", "folder of resources (required)")
+	f.StringVar(&o.ConfigDir, "config", "", "folder of resources")
+	f.StringVar(&o.Kubeconfig, "kubeconfig", "", "file that says how to reach the Kubernetes API with the resources, in place of --config")
 	f.StringVar(&o.Listen, "listen", "127.0.0.1:8080", "address of the public endpoint")
 	f.StringVar(&o.AdminListen, "admin-listen", "127.0.0.1:9990", "address of /livez, /readyz and /metrics")
 	f.StringVar(&o.RouterListen, "router-listen", "127.0.0.1:7102", "address of the router's RPC port, for kinfctl explain")
@@ -57,6 +65,7 @@ picked up while serving, and a broken file keeps the last good state.`,
 	f.StringVar(&level, "log-level", "info", "debug, info, warn or error")
 	f.StringVar(&o.LogFormat, "log-format", "text", "json or text")
 	f.DurationVar(&o.DrainTimeout, "drain-timeout", daemon.DefaultDrainTimeout, "time for requests to finish after a stop signal")
-	_ = cmd.MarkFlagRequired("config")
+	cmd.MarkFlagsOneRequired("config", "kubeconfig")
+	cmd.MarkFlagsMutuallyExclusive("config", "kubeconfig")
 	return cmd
 }
