@@ -25,6 +25,15 @@ type View struct {
 	Models   []*Model   // by name
 	Profiles []*Profile // in the catalog's order
 	byName   map[string]*Model
+
+	// Guarded says that there is a GatewayBackend, be it a broken one: only
+	// requests that match one of Backends are served. Else the gateway is open.
+	Guarded  bool
+	Backends []*Backend
+	// LimitPolicies are those with limits, in the order in which they apply. Do
+	// not modify them.
+	LimitPolicies []*routerv1.LimitPolicy
+	tenants       map[string]*Tenant
 }
 
 // Model is a name that clients may ask for.
@@ -85,7 +94,18 @@ func New(c *routerv1.Catalog) *View {
 		profiles[profile.ID] = profile
 		v.Profiles = append(v.Profiles, profile)
 	}
-	for _, m := range c.GetModels() {
+	v.Models = models(c.GetModels(), profiles)
+	for _, m := range v.Models {
+		v.byName[m.Name] = m
+	}
+	v.access(c, profiles)
+	return v
+}
+
+// models are those of a message by name.
+func models(list []*routerv1.Model, profiles map[string]*Profile) []*Model {
+	out := make([]*Model, 0, len(list))
+	for _, m := range list {
 		model := &Model{Name: m.GetName(), Root: m.GetRoot(), MaxModelLen: int(m.GetMaxModelLen()), External: m.GetExternal(), ReadsTags: m.GetReadsTags(), ReadsHeaders: m.GetReadsHeaders()}
 		for _, id := range m.GetProfiles() {
 			if p := profiles[id]; p != nil {
@@ -99,11 +119,10 @@ func New(c *routerv1.Catalog) *View {
 				model.Considered = append(model.Considered, p)
 			}
 		}
-		v.byName[model.Name] = model
-		v.Models = append(v.Models, model)
+		out = append(out, model)
 	}
-	slices.SortFunc(v.Models, func(a, b *Model) int { return strings.Compare(a.Name, b.Name) })
-	return v
+	slices.SortFunc(out, func(a, b *Model) int { return strings.Compare(a.Name, b.Name) })
+	return out
 }
 
 // Client is the part of the router's client that Watch needs.

@@ -204,6 +204,231 @@ func (Outcome) EnumDescriptor() ([]byte, []int) {
 	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{2}
 }
 
+// LimitScope is something that has a count of its own.
+type LimitScope int32
+
+const (
+	LimitScope_LIMIT_SCOPE_UNSPECIFIED LimitScope = 0
+	LimitScope_LIMIT_SCOPE_TENANT      LimitScope = 1
+	LimitScope_LIMIT_SCOPE_USER        LimitScope = 2
+	LimitScope_LIMIT_SCOPE_KEY         LimitScope = 3
+	LimitScope_LIMIT_SCOPE_MODEL       LimitScope = 4
+)
+
+// Enum value maps for LimitScope.
+var (
+	LimitScope_name = map[int32]string{
+		0: "LIMIT_SCOPE_UNSPECIFIED",
+		1: "LIMIT_SCOPE_TENANT",
+		2: "LIMIT_SCOPE_USER",
+		3: "LIMIT_SCOPE_KEY",
+		4: "LIMIT_SCOPE_MODEL",
+	}
+	LimitScope_value = map[string]int32{
+		"LIMIT_SCOPE_UNSPECIFIED": 0,
+		"LIMIT_SCOPE_TENANT":      1,
+		"LIMIT_SCOPE_USER":        2,
+		"LIMIT_SCOPE_KEY":         3,
+		"LIMIT_SCOPE_MODEL":       4,
+	}
+)
+
+func (x LimitScope) Enum() *LimitScope {
+	p := new(LimitScope)
+	*p = x
+	return p
+}
+
+func (x LimitScope) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (LimitScope) Descriptor() protoreflect.EnumDescriptor {
+	return file_kinference_router_v1_router_proto_enumTypes[3].Descriptor()
+}
+
+func (LimitScope) Type() protoreflect.EnumType {
+	return &file_kinference_router_v1_router_proto_enumTypes[3]
+}
+
+func (x LimitScope) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use LimitScope.Descriptor instead.
+func (LimitScope) EnumDescriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{3}
+}
+
+// TokenSort tells which tokens are counted.
+type TokenSort int32
+
+const (
+	TokenSort_TOKEN_SORT_UNSPECIFIED TokenSort = 0
+	// That had to be computed.
+	TokenSort_TOKEN_SORT_INPUT TokenSort = 1
+	// That came from a prefix cache.
+	TokenSort_TOKEN_SORT_CACHED_INPUT TokenSort = 2
+	TokenSort_TOKEN_SORT_OUTPUT       TokenSort = 3
+	// All of them, by their weights.
+	TokenSort_TOKEN_SORT_TOTAL TokenSort = 4
+)
+
+// Enum value maps for TokenSort.
+var (
+	TokenSort_name = map[int32]string{
+		0: "TOKEN_SORT_UNSPECIFIED",
+		1: "TOKEN_SORT_INPUT",
+		2: "TOKEN_SORT_CACHED_INPUT",
+		3: "TOKEN_SORT_OUTPUT",
+		4: "TOKEN_SORT_TOTAL",
+	}
+	TokenSort_value = map[string]int32{
+		"TOKEN_SORT_UNSPECIFIED":  0,
+		"TOKEN_SORT_INPUT":        1,
+		"TOKEN_SORT_CACHED_INPUT": 2,
+		"TOKEN_SORT_OUTPUT":       3,
+		"TOKEN_SORT_TOTAL":        4,
+	}
+)
+
+func (x TokenSort) Enum() *TokenSort {
+	p := new(TokenSort)
+	*p = x
+	return p
+}
+
+func (x TokenSort) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TokenSort) Descriptor() protoreflect.EnumDescriptor {
+	return file_kinference_router_v1_router_proto_enumTypes[4].Descriptor()
+}
+
+func (TokenSort) Type() protoreflect.EnumType {
+	return &file_kinference_router_v1_router_proto_enumTypes[4]
+}
+
+func (x TokenSort) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TokenSort.Descriptor instead.
+func (TokenSort) EnumDescriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{4}
+}
+
+// CalendarPeriod is the length of a Calendar's period.
+type CalendarPeriod int32
+
+const (
+	CalendarPeriod_CALENDAR_PERIOD_UNSPECIFIED CalendarPeriod = 0
+	CalendarPeriod_CALENDAR_PERIOD_HOUR        CalendarPeriod = 1
+	CalendarPeriod_CALENDAR_PERIOD_DAY         CalendarPeriod = 2
+	// Begins on Monday.
+	CalendarPeriod_CALENDAR_PERIOD_WEEK  CalendarPeriod = 3
+	CalendarPeriod_CALENDAR_PERIOD_MONTH CalendarPeriod = 4
+)
+
+// Enum value maps for CalendarPeriod.
+var (
+	CalendarPeriod_name = map[int32]string{
+		0: "CALENDAR_PERIOD_UNSPECIFIED",
+		1: "CALENDAR_PERIOD_HOUR",
+		2: "CALENDAR_PERIOD_DAY",
+		3: "CALENDAR_PERIOD_WEEK",
+		4: "CALENDAR_PERIOD_MONTH",
+	}
+	CalendarPeriod_value = map[string]int32{
+		"CALENDAR_PERIOD_UNSPECIFIED": 0,
+		"CALENDAR_PERIOD_HOUR":        1,
+		"CALENDAR_PERIOD_DAY":         2,
+		"CALENDAR_PERIOD_WEEK":        3,
+		"CALENDAR_PERIOD_MONTH":       4,
+	}
+)
+
+func (x CalendarPeriod) Enum() *CalendarPeriod {
+	p := new(CalendarPeriod)
+	*p = x
+	return p
+}
+
+func (x CalendarPeriod) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (CalendarPeriod) Descriptor() protoreflect.EnumDescriptor {
+	return file_kinference_router_v1_router_proto_enumTypes[5].Descriptor()
+}
+
+func (CalendarPeriod) Type() protoreflect.EnumType {
+	return &file_kinference_router_v1_router_proto_enumTypes[5]
+}
+
+func (x CalendarPeriod) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use CalendarPeriod.Descriptor instead.
+func (CalendarPeriod) EnumDescriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{5}
+}
+
+// OnUnavailable tells what to do while the counts cannot be reached.
+type OnUnavailable int32
+
+const (
+	OnUnavailable_ON_UNAVAILABLE_UNSPECIFIED OnUnavailable = 0
+	OnUnavailable_ON_UNAVAILABLE_ALLOW       OnUnavailable = 1
+	OnUnavailable_ON_UNAVAILABLE_LOCAL       OnUnavailable = 2
+	OnUnavailable_ON_UNAVAILABLE_DENY        OnUnavailable = 3
+)
+
+// Enum value maps for OnUnavailable.
+var (
+	OnUnavailable_name = map[int32]string{
+		0: "ON_UNAVAILABLE_UNSPECIFIED",
+		1: "ON_UNAVAILABLE_ALLOW",
+		2: "ON_UNAVAILABLE_LOCAL",
+		3: "ON_UNAVAILABLE_DENY",
+	}
+	OnUnavailable_value = map[string]int32{
+		"ON_UNAVAILABLE_UNSPECIFIED": 0,
+		"ON_UNAVAILABLE_ALLOW":       1,
+		"ON_UNAVAILABLE_LOCAL":       2,
+		"ON_UNAVAILABLE_DENY":        3,
+	}
+)
+
+func (x OnUnavailable) Enum() *OnUnavailable {
+	p := new(OnUnavailable)
+	*p = x
+	return p
+}
+
+func (x OnUnavailable) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (OnUnavailable) Descriptor() protoreflect.EnumDescriptor {
+	return file_kinference_router_v1_router_proto_enumTypes[6].Descriptor()
+}
+
+func (OnUnavailable) Type() protoreflect.EnumType {
+	return &file_kinference_router_v1_router_proto_enumTypes[6]
+}
+
+func (x OnUnavailable) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use OnUnavailable.Descriptor instead.
+func (OnUnavailable) EnumDescriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{6}
+}
+
 // TokenSource is where the token ids of a profile come from.
 type TokenSource int32
 
@@ -245,11 +470,11 @@ func (x TokenSource) String() string {
 }
 
 func (TokenSource) Descriptor() protoreflect.EnumDescriptor {
-	return file_kinference_router_v1_router_proto_enumTypes[3].Descriptor()
+	return file_kinference_router_v1_router_proto_enumTypes[7].Descriptor()
 }
 
 func (TokenSource) Type() protoreflect.EnumType {
-	return &file_kinference_router_v1_router_proto_enumTypes[3]
+	return &file_kinference_router_v1_router_proto_enumTypes[7]
 }
 
 func (x TokenSource) Number() protoreflect.EnumNumber {
@@ -258,7 +483,7 @@ func (x TokenSource) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TokenSource.Descriptor instead.
 func (TokenSource) EnumDescriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{3}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{7}
 }
 
 // ReviewTokenRequest holds a credential: it is never logged, traced or kept.
@@ -1539,7 +1764,18 @@ type Catalog struct {
 	Workers  []*Worker  `protobuf:"bytes,4,rep,name=workers,proto3" json:"workers,omitempty"`
 	// By the uid of a worker: names the engine process that runs there now. Of
 	// workers that kvtracker has not heard of there is none.
-	Epochs        map[string]string `protobuf:"bytes,5,rep,name=epochs,proto3" json:"epochs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Epochs map[string]string `protobuf:"bytes,5,rep,name=epochs,proto3" json:"epochs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// GatewayBackends, by name.
+	Backends []*Backend `protobuf:"bytes,6,rep,name=backends,proto3" json:"backends,omitempty"`
+	// There is a GatewayBackend, be it one that is broken and not in backends: the
+	// gateway is not open to everybody.
+	Guarded bool `protobuf:"varint,7,opt,name=guarded,proto3" json:"guarded,omitempty"`
+	// Pools that backends name, by name.
+	Pools []*Pool `protobuf:"bytes,8,rep,name=pools,proto3" json:"pools,omitempty"`
+	// InferenceTenants, by name.
+	Tenants []*Tenant `protobuf:"bytes,9,rep,name=tenants,proto3" json:"tenants,omitempty"`
+	// Policies that have limits, in the order in which they apply.
+	LimitPolicies []*LimitPolicy `protobuf:"bytes,10,rep,name=limit_policies,json=limitPolicies,proto3" json:"limit_policies,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1609,6 +1845,1079 @@ func (x *Catalog) GetEpochs() map[string]string {
 	return nil
 }
 
+func (x *Catalog) GetBackends() []*Backend {
+	if x != nil {
+		return x.Backends
+	}
+	return nil
+}
+
+func (x *Catalog) GetGuarded() bool {
+	if x != nil {
+		return x.Guarded
+	}
+	return false
+}
+
+func (x *Catalog) GetPools() []*Pool {
+	if x != nil {
+		return x.Pools
+	}
+	return nil
+}
+
+func (x *Catalog) GetTenants() []*Tenant {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
+}
+
+func (x *Catalog) GetLimitPolicies() []*LimitPolicy {
+	if x != nil {
+		return x.LimitPolicies
+	}
+	return nil
+}
+
+// Pool is what may be reached through a GatewayBackend.
+type Pool struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As namespace/name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// What it offers, as in Catalog.models but by the rules of this pool.
+	Models        []*Model `protobuf:"bytes,2,rep,name=models,proto3" json:"models,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Pool) Reset() {
+	*x = Pool{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Pool) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Pool) ProtoMessage() {}
+
+func (x *Pool) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Pool.ProtoReflect.Descriptor instead.
+func (*Pool) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Pool) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Pool) GetModels() []*Model {
+	if x != nil {
+		return x.Models
+	}
+	return nil
+}
+
+// Backend is a GatewayBackend: what is exposed where, and to whom.
+type Backend struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As namespace/name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// In lower case, a star for the first label; empty: every hostname.
+	Hostnames []string `protobuf:"bytes,2,rep,name=hostnames,proto3" json:"hostnames,omitempty"`
+	// "/", or a path without a slash at its end.
+	PathPrefix string `protobuf:"bytes,3,opt,name=path_prefix,json=pathPrefix,proto3" json:"path_prefix,omitempty"`
+	// Pool as namespace/name; empty when it is not there: no model is offered.
+	Pool string `protobuf:"bytes,4,opt,name=pool,proto3" json:"pool,omitempty"`
+	// The ways in. API keys are those of the tenants of its namespace.
+	ApiKeys bool         `protobuf:"varint,5,opt,name=api_keys,json=apiKeys,proto3" json:"api_keys,omitempty"`
+	Jwt     []*JwtIssuer `protobuf:"bytes,6,rep,name=jwt,proto3" json:"jwt,omitempty"`
+	// Audience of ServiceAccount tokens; empty: they are not accepted.
+	ServiceAccountAudience string `protobuf:"bytes,7,opt,name=service_account_audience,json=serviceAccountAudience,proto3" json:"service_account_audience,omitempty"`
+	// Callers without a credential may come, as this tenant (namespace/name);
+	// empty when it is not there: they may not.
+	AnonymousTenant string `protobuf:"bytes,8,opt,name=anonymous_tenant,json=anonymousTenant,proto3" json:"anonymous_tenant,omitempty"`
+	// Of requests whose tenant says nothing else.
+	DefaultQos string `protobuf:"bytes,9,opt,name=default_qos,json=defaultQos,proto3" json:"default_qos,omitempty"`
+	// Bytes.
+	MaxBody       int64                `protobuf:"varint,10,opt,name=max_body,json=maxBody,proto3" json:"max_body,omitempty"`
+	MaxHeader     int64                `protobuf:"varint,11,opt,name=max_header,json=maxHeader,proto3" json:"max_header,omitempty"`
+	IdleTimeout   *durationpb.Duration `protobuf:"bytes,12,opt,name=idle_timeout,json=idleTimeout,proto3" json:"idle_timeout,omitempty"`
+	TotalTimeout  *durationpb.Duration `protobuf:"bytes,13,opt,name=total_timeout,json=totalTimeout,proto3" json:"total_timeout,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Backend) Reset() {
+	*x = Backend{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Backend) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Backend) ProtoMessage() {}
+
+func (x *Backend) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Backend.ProtoReflect.Descriptor instead.
+func (*Backend) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *Backend) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Backend) GetHostnames() []string {
+	if x != nil {
+		return x.Hostnames
+	}
+	return nil
+}
+
+func (x *Backend) GetPathPrefix() string {
+	if x != nil {
+		return x.PathPrefix
+	}
+	return ""
+}
+
+func (x *Backend) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *Backend) GetApiKeys() bool {
+	if x != nil {
+		return x.ApiKeys
+	}
+	return false
+}
+
+func (x *Backend) GetJwt() []*JwtIssuer {
+	if x != nil {
+		return x.Jwt
+	}
+	return nil
+}
+
+func (x *Backend) GetServiceAccountAudience() string {
+	if x != nil {
+		return x.ServiceAccountAudience
+	}
+	return ""
+}
+
+func (x *Backend) GetAnonymousTenant() string {
+	if x != nil {
+		return x.AnonymousTenant
+	}
+	return ""
+}
+
+func (x *Backend) GetDefaultQos() string {
+	if x != nil {
+		return x.DefaultQos
+	}
+	return ""
+}
+
+func (x *Backend) GetMaxBody() int64 {
+	if x != nil {
+		return x.MaxBody
+	}
+	return 0
+}
+
+func (x *Backend) GetMaxHeader() int64 {
+	if x != nil {
+		return x.MaxHeader
+	}
+	return 0
+}
+
+func (x *Backend) GetIdleTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.IdleTimeout
+	}
+	return nil
+}
+
+func (x *Backend) GetTotalTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.TotalTimeout
+	}
+	return nil
+}
+
+// JwtIssuer is trusted to say who a caller is.
+type JwtIssuer struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Issuer string                 `protobuf:"bytes,1,opt,name=issuer,proto3" json:"issuer,omitempty"`
+	// The token must have one of them.
+	Audiences []string `protobuf:"bytes,2,rep,name=audiences,proto3" json:"audiences,omitempty"`
+	JwksUri   string   `protobuf:"bytes,3,opt,name=jwks_uri,json=jwksUri,proto3" json:"jwks_uri,omitempty"`
+	// Claim by whose value tenants are told.
+	TenantClaim   string `protobuf:"bytes,4,opt,name=tenant_claim,json=tenantClaim,proto3" json:"tenant_claim,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JwtIssuer) Reset() {
+	*x = JwtIssuer{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JwtIssuer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JwtIssuer) ProtoMessage() {}
+
+func (x *JwtIssuer) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JwtIssuer.ProtoReflect.Descriptor instead.
+func (*JwtIssuer) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *JwtIssuer) GetIssuer() string {
+	if x != nil {
+		return x.Issuer
+	}
+	return ""
+}
+
+func (x *JwtIssuer) GetAudiences() []string {
+	if x != nil {
+		return x.Audiences
+	}
+	return nil
+}
+
+func (x *JwtIssuer) GetJwksUri() string {
+	if x != nil {
+		return x.JwksUri
+	}
+	return ""
+}
+
+func (x *JwtIssuer) GetTenantClaim() string {
+	if x != nil {
+		return x.TenantClaim
+	}
+	return ""
+}
+
+// Tenant is an InferenceTenant.
+type Tenant struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As namespace/name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// As namespace/name; empty at the top, which is the organisation. A parent is
+	// always in the same catalog.
+	Parent string `protobuf:"bytes,2,opt,name=parent,proto3" json:"parent,omitempty"`
+	// It names a parent that is not there, so that limits are not known which must
+	// be kept: its requests are refused.
+	Orphan bool `protobuf:"varint,3,opt,name=orphan,proto3" json:"orphan,omitempty"`
+	// Its own class of service, or the nearest parent's; empty: the backend's.
+	Qos    string `protobuf:"bytes,4,opt,name=qos,proto3" json:"qos,omitempty"`
+	Weight uint32 `protobuf:"varint,5,opt,name=weight,proto3" json:"weight,omitempty"`
+	// Its own, or the nearest parent's.
+	CostCenter string `protobuf:"bytes,6,opt,name=cost_center,json=costCenter,proto3" json:"cost_center,omitempty"`
+	// Limit of generated tokens for a request that sets none: its own, or the
+	// nearest parent's; 0: none.
+	DefaultMaxTokens uint32 `protobuf:"varint,7,opt,name=default_max_tokens,json=defaultMaxTokens,proto3" json:"default_max_tokens,omitempty"`
+	// Largest limit that a request may set: the smallest of all levels; 0: none.
+	MaximumMaxTokens uint32 `protobuf:"varint,8,opt,name=maximum_max_tokens,json=maximumMaxTokens,proto3" json:"maximum_max_tokens,omitempty"`
+	// Tenant, User or Shared:<group>.
+	CacheScope string           `protobuf:"bytes,9,opt,name=cache_scope,json=cacheScope,proto3" json:"cache_scope,omitempty"`
+	Keys       []*Key           `protobuf:"bytes,10,rep,name=keys,proto3" json:"keys,omitempty"`
+	Claims     []*ClaimIdentity `protobuf:"bytes,11,rep,name=claims,proto3" json:"claims,omitempty"`
+	// As namespace/name.
+	ServiceAccounts []string `protobuf:"bytes,12,rep,name=service_accounts,json=serviceAccounts,proto3" json:"service_accounts,omitempty"`
+	// Its own; those of the parents hold too.
+	Limits        []*Limit `protobuf:"bytes,13,rep,name=limits,proto3" json:"limits,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Tenant) Reset() {
+	*x = Tenant{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Tenant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Tenant) ProtoMessage() {}
+
+func (x *Tenant) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
+func (*Tenant) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *Tenant) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Tenant) GetParent() string {
+	if x != nil {
+		return x.Parent
+	}
+	return ""
+}
+
+func (x *Tenant) GetOrphan() bool {
+	if x != nil {
+		return x.Orphan
+	}
+	return false
+}
+
+func (x *Tenant) GetQos() string {
+	if x != nil {
+		return x.Qos
+	}
+	return ""
+}
+
+func (x *Tenant) GetWeight() uint32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
+}
+
+func (x *Tenant) GetCostCenter() string {
+	if x != nil {
+		return x.CostCenter
+	}
+	return ""
+}
+
+func (x *Tenant) GetDefaultMaxTokens() uint32 {
+	if x != nil {
+		return x.DefaultMaxTokens
+	}
+	return 0
+}
+
+func (x *Tenant) GetMaximumMaxTokens() uint32 {
+	if x != nil {
+		return x.MaximumMaxTokens
+	}
+	return 0
+}
+
+func (x *Tenant) GetCacheScope() string {
+	if x != nil {
+		return x.CacheScope
+	}
+	return ""
+}
+
+func (x *Tenant) GetKeys() []*Key {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *Tenant) GetClaims() []*ClaimIdentity {
+	if x != nil {
+		return x.Claims
+	}
+	return nil
+}
+
+func (x *Tenant) GetServiceAccounts() []string {
+	if x != nil {
+		return x.ServiceAccounts
+	}
+	return nil
+}
+
+func (x *Tenant) GetLimits() []*Limit {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+// Key is the record of an API key. The key itself is not known to anybody but
+// its owner.
+type Key struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Unique in a namespace; it is part of the key and may be shown.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// SHA-256 of the whole key.
+	Sha256 []byte `protobuf:"bytes,2,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	// Whom it was made for; empty: nobody in particular.
+	User string `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
+	// Unix seconds; 0: never.
+	ExpiresUnix   int64 `protobuf:"varint,4,opt,name=expires_unix,json=expiresUnix,proto3" json:"expires_unix,omitempty"`
+	Revoked       bool  `protobuf:"varint,5,opt,name=revoked,proto3" json:"revoked,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Key) Reset() {
+	*x = Key{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Key) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Key) ProtoMessage() {}
+
+func (x *Key) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Key.ProtoReflect.Descriptor instead.
+func (*Key) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *Key) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Key) GetSha256() []byte {
+	if x != nil {
+		return x.Sha256
+	}
+	return nil
+}
+
+func (x *Key) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *Key) GetExpiresUnix() int64 {
+	if x != nil {
+		return x.ExpiresUnix
+	}
+	return 0
+}
+
+func (x *Key) GetRevoked() bool {
+	if x != nil {
+		return x.Revoked
+	}
+	return false
+}
+
+// ClaimIdentity is a claim with an exact value in the tokens of an issuer.
+type ClaimIdentity struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Issuer        string                 `protobuf:"bytes,1,opt,name=issuer,proto3" json:"issuer,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Value         string                 `protobuf:"bytes,3,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClaimIdentity) Reset() {
+	*x = ClaimIdentity{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClaimIdentity) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClaimIdentity) ProtoMessage() {}
+
+func (x *ClaimIdentity) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClaimIdentity.ProtoReflect.Descriptor instead.
+func (*ClaimIdentity) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ClaimIdentity) GetIssuer() string {
+	if x != nil {
+		return x.Issuer
+	}
+	return ""
+}
+
+func (x *ClaimIdentity) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ClaimIdentity) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+// LimitPolicy is an InferencePolicy as far as limits go.
+type LimitPolicy struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As namespace/name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Pools that it is for, as namespace/name.
+	Pools []string `protobuf:"bytes,2,rep,name=pools,proto3" json:"pools,omitempty"`
+	// Its limits count and record, and deny nothing.
+	DryRun bool     `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	Limits []*Limit `protobuf:"bytes,4,rep,name=limits,proto3" json:"limits,omitempty"`
+	// Its InferencePolicySpec as JSON, without rules: the matches of the limits in
+	// their order, and what they need to be evaluated.
+	SpecJson      string `protobuf:"bytes,5,opt,name=spec_json,json=specJson,proto3" json:"spec_json,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LimitPolicy) Reset() {
+	*x = LimitPolicy{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LimitPolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LimitPolicy) ProtoMessage() {}
+
+func (x *LimitPolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LimitPolicy.ProtoReflect.Descriptor instead.
+func (*LimitPolicy) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *LimitPolicy) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *LimitPolicy) GetPools() []string {
+	if x != nil {
+		return x.Pools
+	}
+	return nil
+}
+
+func (x *LimitPolicy) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *LimitPolicy) GetLimits() []*Limit {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+func (x *LimitPolicy) GetSpecJson() string {
+	if x != nil {
+		return x.SpecJson
+	}
+	return ""
+}
+
+// Limit bounds what may be used. See the resource's reference.
+type Limit struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Unique among those of one tenant or policy.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// What has a count of its own, at least one.
+	Per []LimitScope `protobuf:"varint,2,rep,packed,name=per,proto3,enum=kinference.router.v1.LimitScope" json:"per,omitempty"`
+	// What is counted. 0 denies everything.
+	//
+	// Types that are valid to be assigned to Quantity:
+	//
+	//	*Limit_Tokens
+	//	*Limit_Requests
+	//	*Limit_Concurrency
+	//	*Limit_Cost
+	//	*Limit_GpuSeconds
+	Quantity isLimit_Quantity `protobuf_oneof:"quantity"`
+	// Either a window, which refills continuously, with the time whose grant may
+	// be used at once (always given with a window), or a calendar.
+	Window        *durationpb.Duration `protobuf:"bytes,8,opt,name=window,proto3" json:"window,omitempty"`
+	Burst         *durationpb.Duration `protobuf:"bytes,9,opt,name=burst,proto3" json:"burst,omitempty"`
+	Calendar      *Calendar            `protobuf:"bytes,10,opt,name=calendar,proto3" json:"calendar,omitempty"`
+	OnUnavailable OnUnavailable        `protobuf:"varint,11,opt,name=on_unavailable,json=onUnavailable,proto3,enum=kinference.router.v1.OnUnavailable" json:"on_unavailable,omitempty"`
+	// It counts and records, and denies nothing.
+	Shadow        bool `protobuf:"varint,12,opt,name=shadow,proto3" json:"shadow,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Limit) Reset() {
+	*x = Limit{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Limit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Limit) ProtoMessage() {}
+
+func (x *Limit) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Limit.ProtoReflect.Descriptor instead.
+func (*Limit) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *Limit) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Limit) GetPer() []LimitScope {
+	if x != nil {
+		return x.Per
+	}
+	return nil
+}
+
+func (x *Limit) GetQuantity() isLimit_Quantity {
+	if x != nil {
+		return x.Quantity
+	}
+	return nil
+}
+
+func (x *Limit) GetTokens() *TokenLimit {
+	if x != nil {
+		if x, ok := x.Quantity.(*Limit_Tokens); ok {
+			return x.Tokens
+		}
+	}
+	return nil
+}
+
+func (x *Limit) GetRequests() int64 {
+	if x != nil {
+		if x, ok := x.Quantity.(*Limit_Requests); ok {
+			return x.Requests
+		}
+	}
+	return 0
+}
+
+func (x *Limit) GetConcurrency() int64 {
+	if x != nil {
+		if x, ok := x.Quantity.(*Limit_Concurrency); ok {
+			return x.Concurrency
+		}
+	}
+	return 0
+}
+
+func (x *Limit) GetCost() *CostLimit {
+	if x != nil {
+		if x, ok := x.Quantity.(*Limit_Cost); ok {
+			return x.Cost
+		}
+	}
+	return nil
+}
+
+func (x *Limit) GetGpuSeconds() int64 {
+	if x != nil {
+		if x, ok := x.Quantity.(*Limit_GpuSeconds); ok {
+			return x.GpuSeconds
+		}
+	}
+	return 0
+}
+
+func (x *Limit) GetWindow() *durationpb.Duration {
+	if x != nil {
+		return x.Window
+	}
+	return nil
+}
+
+func (x *Limit) GetBurst() *durationpb.Duration {
+	if x != nil {
+		return x.Burst
+	}
+	return nil
+}
+
+func (x *Limit) GetCalendar() *Calendar {
+	if x != nil {
+		return x.Calendar
+	}
+	return nil
+}
+
+func (x *Limit) GetOnUnavailable() OnUnavailable {
+	if x != nil {
+		return x.OnUnavailable
+	}
+	return OnUnavailable_ON_UNAVAILABLE_UNSPECIFIED
+}
+
+func (x *Limit) GetShadow() bool {
+	if x != nil {
+		return x.Shadow
+	}
+	return false
+}
+
+type isLimit_Quantity interface {
+	isLimit_Quantity()
+}
+
+type Limit_Tokens struct {
+	Tokens *TokenLimit `protobuf:"bytes,3,opt,name=tokens,proto3,oneof"`
+}
+
+type Limit_Requests struct {
+	Requests int64 `protobuf:"varint,4,opt,name=requests,proto3,oneof"`
+}
+
+type Limit_Concurrency struct {
+	// Requests at the same time; neither window nor calendar.
+	Concurrency int64 `protobuf:"varint,5,opt,name=concurrency,proto3,oneof"`
+}
+
+type Limit_Cost struct {
+	Cost *CostLimit `protobuf:"bytes,6,opt,name=cost,proto3,oneof"`
+}
+
+type Limit_GpuSeconds struct {
+	GpuSeconds int64 `protobuf:"varint,7,opt,name=gpu_seconds,json=gpuSeconds,proto3,oneof"`
+}
+
+func (*Limit_Tokens) isLimit_Quantity() {}
+
+func (*Limit_Requests) isLimit_Quantity() {}
+
+func (*Limit_Concurrency) isLimit_Quantity() {}
+
+func (*Limit_Cost) isLimit_Quantity() {}
+
+func (*Limit_GpuSeconds) isLimit_Quantity() {}
+
+// TokenLimit is a number of tokens of one sort.
+type TokenLimit struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Sort   TokenSort              `protobuf:"varint,1,opt,name=sort,proto3,enum=kinference.router.v1.TokenSort" json:"sort,omitempty"`
+	Amount int64                  `protobuf:"varint,2,opt,name=amount,proto3" json:"amount,omitempty"`
+	// What a token of each sort counts in a total, in thousandths; always given
+	// with a total.
+	InputMilli       int64 `protobuf:"varint,3,opt,name=input_milli,json=inputMilli,proto3" json:"input_milli,omitempty"`
+	CachedInputMilli int64 `protobuf:"varint,4,opt,name=cached_input_milli,json=cachedInputMilli,proto3" json:"cached_input_milli,omitempty"`
+	OutputMilli      int64 `protobuf:"varint,5,opt,name=output_milli,json=outputMilli,proto3" json:"output_milli,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *TokenLimit) Reset() {
+	*x = TokenLimit{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TokenLimit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TokenLimit) ProtoMessage() {}
+
+func (x *TokenLimit) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TokenLimit.ProtoReflect.Descriptor instead.
+func (*TokenLimit) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *TokenLimit) GetSort() TokenSort {
+	if x != nil {
+		return x.Sort
+	}
+	return TokenSort_TOKEN_SORT_UNSPECIFIED
+}
+
+func (x *TokenLimit) GetAmount() int64 {
+	if x != nil {
+		return x.Amount
+	}
+	return 0
+}
+
+func (x *TokenLimit) GetInputMilli() int64 {
+	if x != nil {
+		return x.InputMilli
+	}
+	return 0
+}
+
+func (x *TokenLimit) GetCachedInputMilli() int64 {
+	if x != nil {
+		return x.CachedInputMilli
+	}
+	return 0
+}
+
+func (x *TokenLimit) GetOutputMilli() int64 {
+	if x != nil {
+		return x.OutputMilli
+	}
+	return 0
+}
+
+// CostLimit is an amount of money.
+type CostLimit struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Millionths of the currency, rounded down.
+	AmountMicros  int64  `protobuf:"varint,1,opt,name=amount_micros,json=amountMicros,proto3" json:"amount_micros,omitempty"`
+	Currency      string `protobuf:"bytes,2,opt,name=currency,proto3" json:"currency,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CostLimit) Reset() {
+	*x = CostLimit{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CostLimit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CostLimit) ProtoMessage() {}
+
+func (x *CostLimit) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CostLimit.ProtoReflect.Descriptor instead.
+func (*CostLimit) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *CostLimit) GetAmountMicros() int64 {
+	if x != nil {
+		return x.AmountMicros
+	}
+	return 0
+}
+
+func (x *CostLimit) GetCurrency() string {
+	if x != nil {
+		return x.Currency
+	}
+	return ""
+}
+
+// Calendar is a period that begins at the same time for everybody.
+type Calendar struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Period CalendarPeriod         `protobuf:"varint,1,opt,name=period,proto3,enum=kinference.router.v1.CalendarPeriod" json:"period,omitempty"`
+	// A name of the IANA database.
+	TimeZone      string `protobuf:"bytes,2,opt,name=time_zone,json=timeZone,proto3" json:"time_zone,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Calendar) Reset() {
+	*x = Calendar{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Calendar) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Calendar) ProtoMessage() {}
+
+func (x *Calendar) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Calendar.ProtoReflect.Descriptor instead.
+func (*Calendar) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *Calendar) GetPeriod() CalendarPeriod {
+	if x != nil {
+		return x.Period
+	}
+	return CalendarPeriod_CALENDAR_PERIOD_UNSPECIFIED
+}
+
+func (x *Calendar) GetTimeZone() string {
+	if x != nil {
+		return x.TimeZone
+	}
+	return ""
+}
+
 // Model is a name that clients may ask for: a model, an alias or a LoRA
 // adapter.
 type Model struct {
@@ -1635,7 +2944,7 @@ type Model struct {
 
 func (x *Model) Reset() {
 	*x = Model{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1647,7 +2956,7 @@ func (x *Model) String() string {
 func (*Model) ProtoMessage() {}
 
 func (x *Model) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1660,7 +2969,7 @@ func (x *Model) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Model.ProtoReflect.Descriptor instead.
 func (*Model) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{19}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Model) GetName() string {
@@ -1756,7 +3065,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1768,7 +3077,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1781,7 +3090,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{20}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Profile) GetId() string {
@@ -1882,7 +3191,7 @@ type Worker struct {
 
 func (x *Worker) Reset() {
 	*x = Worker{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1894,7 +3203,7 @@ func (x *Worker) String() string {
 func (*Worker) ProtoMessage() {}
 
 func (x *Worker) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1907,7 +3216,7 @@ func (x *Worker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Worker.ProtoReflect.Descriptor instead.
 func (*Worker) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{21}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Worker) GetUid() string {
@@ -1997,7 +3306,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2009,7 +3318,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2022,7 +3331,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{22}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ExplainRequest) GetRequestId() string {
@@ -2042,7 +3351,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2054,7 +3363,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2067,7 +3376,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{23}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ExplainResponse) GetDecision() *Decision {
@@ -2109,7 +3418,7 @@ type Decision struct {
 
 func (x *Decision) Reset() {
 	*x = Decision{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2121,7 +3430,7 @@ func (x *Decision) String() string {
 func (*Decision) ProtoMessage() {}
 
 func (x *Decision) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2134,7 +3443,7 @@ func (x *Decision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Decision.ProtoReflect.Descriptor instead.
 func (*Decision) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{24}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Decision) GetRequestId() string {
@@ -2269,7 +3578,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2281,7 +3590,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2294,7 +3603,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{25}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Candidate) GetWorker() string {
@@ -2414,7 +3723,7 @@ type Verdict struct {
 
 func (x *Verdict) Reset() {
 	*x = Verdict{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2426,7 +3735,7 @@ func (x *Verdict) String() string {
 func (*Verdict) ProtoMessage() {}
 
 func (x *Verdict) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2439,7 +3748,7 @@ func (x *Verdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Verdict.ProtoReflect.Descriptor instead.
 func (*Verdict) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{26}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Verdict) GetAction() string {
@@ -2486,7 +3795,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2498,7 +3807,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2511,7 +3820,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{27}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{38}
 }
 
 // StatusResponse is the state of the fleet as the router sees it.
@@ -2529,7 +3838,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2541,7 +3850,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2554,7 +3863,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{28}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *StatusResponse) GetCatalogVersion() uint64 {
@@ -2617,7 +3926,7 @@ type WorkerStatus struct {
 
 func (x *WorkerStatus) Reset() {
 	*x = WorkerStatus{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2629,7 +3938,7 @@ func (x *WorkerStatus) String() string {
 func (*WorkerStatus) ProtoMessage() {}
 
 func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2642,7 +3951,7 @@ func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStatus.ProtoReflect.Descriptor instead.
 func (*WorkerStatus) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{29}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WorkerStatus) GetWorker() string {
@@ -2754,7 +4063,7 @@ type WorkerIndex struct {
 
 func (x *WorkerIndex) Reset() {
 	*x = WorkerIndex{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2766,7 +4075,7 @@ func (x *WorkerIndex) String() string {
 func (*WorkerIndex) ProtoMessage() {}
 
 func (x *WorkerIndex) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2779,7 +4088,7 @@ func (x *WorkerIndex) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerIndex.ProtoReflect.Descriptor instead.
 func (*WorkerIndex) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{30}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *WorkerIndex) GetLive() bool {
@@ -2847,7 +4156,7 @@ type ProfileStatus struct {
 
 func (x *ProfileStatus) Reset() {
 	*x = ProfileStatus{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2859,7 +4168,7 @@ func (x *ProfileStatus) String() string {
 func (*ProfileStatus) ProtoMessage() {}
 
 func (x *ProfileStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2872,7 +4181,7 @@ func (x *ProfileStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileStatus.ProtoReflect.Descriptor instead.
 func (*ProfileStatus) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{31}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ProfileStatus) GetProfile() string {
@@ -2985,7 +4294,7 @@ type CachedCounts struct {
 
 func (x *CachedCounts) Reset() {
 	*x = CachedCounts{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2997,7 +4306,7 @@ func (x *CachedCounts) String() string {
 func (*CachedCounts) ProtoMessage() {}
 
 func (x *CachedCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3010,7 +4319,7 @@ func (x *CachedCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CachedCounts.ProtoReflect.Descriptor instead.
 func (*CachedCounts) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{32}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *CachedCounts) GetAgree() uint64 {
@@ -3157,16 +4466,112 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\x0eReportResponse\"\x15\n" +
 	"\x13WatchCatalogRequest\"O\n" +
 	"\x14WatchCatalogResponse\x127\n" +
-	"\acatalog\x18\x01 \x01(\v2\x1d.kinference.router.v1.CatalogR\acatalog\"\xc9\x02\n" +
+	"\acatalog\x18\x01 \x01(\v2\x1d.kinference.router.v1.CatalogR\acatalog\"\xd2\x04\n" +
 	"\aCatalog\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x123\n" +
 	"\x06models\x18\x02 \x03(\v2\x1b.kinference.router.v1.ModelR\x06models\x129\n" +
 	"\bprofiles\x18\x03 \x03(\v2\x1d.kinference.router.v1.ProfileR\bprofiles\x126\n" +
 	"\aworkers\x18\x04 \x03(\v2\x1c.kinference.router.v1.WorkerR\aworkers\x12A\n" +
-	"\x06epochs\x18\x05 \x03(\v2).kinference.router.v1.Catalog.EpochsEntryR\x06epochs\x1a9\n" +
+	"\x06epochs\x18\x05 \x03(\v2).kinference.router.v1.Catalog.EpochsEntryR\x06epochs\x129\n" +
+	"\bbackends\x18\x06 \x03(\v2\x1d.kinference.router.v1.BackendR\bbackends\x12\x18\n" +
+	"\aguarded\x18\a \x01(\bR\aguarded\x120\n" +
+	"\x05pools\x18\b \x03(\v2\x1a.kinference.router.v1.PoolR\x05pools\x126\n" +
+	"\atenants\x18\t \x03(\v2\x1c.kinference.router.v1.TenantR\atenants\x12H\n" +
+	"\x0elimit_policies\x18\n" +
+	" \x03(\v2!.kinference.router.v1.LimitPolicyR\rlimitPolicies\x1a9\n" +
 	"\vEpochsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x85\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"O\n" +
+	"\x04Pool\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x123\n" +
+	"\x06models\x18\x02 \x03(\v2\x1b.kinference.router.v1.ModelR\x06models\"\xfc\x03\n" +
+	"\aBackend\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
+	"\thostnames\x18\x02 \x03(\tR\thostnames\x12\x1f\n" +
+	"\vpath_prefix\x18\x03 \x01(\tR\n" +
+	"pathPrefix\x12\x12\n" +
+	"\x04pool\x18\x04 \x01(\tR\x04pool\x12\x19\n" +
+	"\bapi_keys\x18\x05 \x01(\bR\aapiKeys\x121\n" +
+	"\x03jwt\x18\x06 \x03(\v2\x1f.kinference.router.v1.JwtIssuerR\x03jwt\x128\n" +
+	"\x18service_account_audience\x18\a \x01(\tR\x16serviceAccountAudience\x12)\n" +
+	"\x10anonymous_tenant\x18\b \x01(\tR\x0fanonymousTenant\x12\x1f\n" +
+	"\vdefault_qos\x18\t \x01(\tR\n" +
+	"defaultQos\x12\x19\n" +
+	"\bmax_body\x18\n" +
+	" \x01(\x03R\amaxBody\x12\x1d\n" +
+	"\n" +
+	"max_header\x18\v \x01(\x03R\tmaxHeader\x12<\n" +
+	"\fidle_timeout\x18\f \x01(\v2\x19.google.protobuf.DurationR\vidleTimeout\x12>\n" +
+	"\rtotal_timeout\x18\r \x01(\v2\x19.google.protobuf.DurationR\ftotalTimeout\"\x7f\n" +
+	"\tJwtIssuer\x12\x16\n" +
+	"\x06issuer\x18\x01 \x01(\tR\x06issuer\x12\x1c\n" +
+	"\taudiences\x18\x02 \x03(\tR\taudiences\x12\x19\n" +
+	"\bjwks_uri\x18\x03 \x01(\tR\ajwksUri\x12!\n" +
+	"\ftenant_claim\x18\x04 \x01(\tR\vtenantClaim\"\xe0\x03\n" +
+	"\x06Tenant\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06parent\x18\x02 \x01(\tR\x06parent\x12\x16\n" +
+	"\x06orphan\x18\x03 \x01(\bR\x06orphan\x12\x10\n" +
+	"\x03qos\x18\x04 \x01(\tR\x03qos\x12\x16\n" +
+	"\x06weight\x18\x05 \x01(\rR\x06weight\x12\x1f\n" +
+	"\vcost_center\x18\x06 \x01(\tR\n" +
+	"costCenter\x12,\n" +
+	"\x12default_max_tokens\x18\a \x01(\rR\x10defaultMaxTokens\x12,\n" +
+	"\x12maximum_max_tokens\x18\b \x01(\rR\x10maximumMaxTokens\x12\x1f\n" +
+	"\vcache_scope\x18\t \x01(\tR\n" +
+	"cacheScope\x12-\n" +
+	"\x04keys\x18\n" +
+	" \x03(\v2\x19.kinference.router.v1.KeyR\x04keys\x12;\n" +
+	"\x06claims\x18\v \x03(\v2#.kinference.router.v1.ClaimIdentityR\x06claims\x12)\n" +
+	"\x10service_accounts\x18\f \x03(\tR\x0fserviceAccounts\x123\n" +
+	"\x06limits\x18\r \x03(\v2\x1b.kinference.router.v1.LimitR\x06limits\"~\n" +
+	"\x03Key\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
+	"\x06sha256\x18\x02 \x01(\fR\x06sha256\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\x12!\n" +
+	"\fexpires_unix\x18\x04 \x01(\x03R\vexpiresUnix\x12\x18\n" +
+	"\arevoked\x18\x05 \x01(\bR\arevoked\"Q\n" +
+	"\rClaimIdentity\x12\x16\n" +
+	"\x06issuer\x18\x01 \x01(\tR\x06issuer\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x03 \x01(\tR\x05value\"\xa2\x01\n" +
+	"\vLimitPolicy\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05pools\x18\x02 \x03(\tR\x05pools\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\x123\n" +
+	"\x06limits\x18\x04 \x03(\v2\x1b.kinference.router.v1.LimitR\x06limits\x12\x1b\n" +
+	"\tspec_json\x18\x05 \x01(\tR\bspecJson\"\xb7\x04\n" +
+	"\x05Limit\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x122\n" +
+	"\x03per\x18\x02 \x03(\x0e2 .kinference.router.v1.LimitScopeR\x03per\x12:\n" +
+	"\x06tokens\x18\x03 \x01(\v2 .kinference.router.v1.TokenLimitH\x00R\x06tokens\x12\x1c\n" +
+	"\brequests\x18\x04 \x01(\x03H\x00R\brequests\x12\"\n" +
+	"\vconcurrency\x18\x05 \x01(\x03H\x00R\vconcurrency\x125\n" +
+	"\x04cost\x18\x06 \x01(\v2\x1f.kinference.router.v1.CostLimitH\x00R\x04cost\x12!\n" +
+	"\vgpu_seconds\x18\a \x01(\x03H\x00R\n" +
+	"gpuSeconds\x121\n" +
+	"\x06window\x18\b \x01(\v2\x19.google.protobuf.DurationR\x06window\x12/\n" +
+	"\x05burst\x18\t \x01(\v2\x19.google.protobuf.DurationR\x05burst\x12:\n" +
+	"\bcalendar\x18\n" +
+	" \x01(\v2\x1e.kinference.router.v1.CalendarR\bcalendar\x12J\n" +
+	"\x0eon_unavailable\x18\v \x01(\x0e2#.kinference.router.v1.OnUnavailableR\ronUnavailable\x12\x16\n" +
+	"\x06shadow\x18\f \x01(\bR\x06shadowB\n" +
+	"\n" +
+	"\bquantity\"\xcb\x01\n" +
+	"\n" +
+	"TokenLimit\x123\n" +
+	"\x04sort\x18\x01 \x01(\x0e2\x1f.kinference.router.v1.TokenSortR\x04sort\x12\x16\n" +
+	"\x06amount\x18\x02 \x01(\x03R\x06amount\x12\x1f\n" +
+	"\vinput_milli\x18\x03 \x01(\x03R\n" +
+	"inputMilli\x12,\n" +
+	"\x12cached_input_milli\x18\x04 \x01(\x03R\x10cachedInputMilli\x12!\n" +
+	"\foutput_milli\x18\x05 \x01(\x03R\voutputMilli\"L\n" +
+	"\tCostLimit\x12#\n" +
+	"\ramount_micros\x18\x01 \x01(\x03R\famountMicros\x12\x1a\n" +
+	"\bcurrency\x18\x02 \x01(\tR\bcurrency\"e\n" +
+	"\bCalendar\x12<\n" +
+	"\x06period\x18\x01 \x01(\x0e2$.kinference.router.v1.CalendarPeriodR\x06period\x12\x1b\n" +
+	"\ttime_zone\x18\x02 \x01(\tR\btimeZone\"\x85\x02\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bprofiles\x18\x02 \x03(\tR\bprofiles\x12\"\n" +
@@ -3330,7 +4735,31 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\n" +
 	"OUTCOME_OK\x10\x01\x12\x14\n" +
 	"\x10OUTCOME_CANCELED\x10\x02\x12\x12\n" +
-	"\x0eOUTCOME_FAILED\x10\x03*x\n" +
+	"\x0eOUTCOME_FAILED\x10\x03*\x83\x01\n" +
+	"\n" +
+	"LimitScope\x12\x1b\n" +
+	"\x17LIMIT_SCOPE_UNSPECIFIED\x10\x00\x12\x16\n" +
+	"\x12LIMIT_SCOPE_TENANT\x10\x01\x12\x14\n" +
+	"\x10LIMIT_SCOPE_USER\x10\x02\x12\x13\n" +
+	"\x0fLIMIT_SCOPE_KEY\x10\x03\x12\x15\n" +
+	"\x11LIMIT_SCOPE_MODEL\x10\x04*\x87\x01\n" +
+	"\tTokenSort\x12\x1a\n" +
+	"\x16TOKEN_SORT_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10TOKEN_SORT_INPUT\x10\x01\x12\x1b\n" +
+	"\x17TOKEN_SORT_CACHED_INPUT\x10\x02\x12\x15\n" +
+	"\x11TOKEN_SORT_OUTPUT\x10\x03\x12\x14\n" +
+	"\x10TOKEN_SORT_TOTAL\x10\x04*\x99\x01\n" +
+	"\x0eCalendarPeriod\x12\x1f\n" +
+	"\x1bCALENDAR_PERIOD_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14CALENDAR_PERIOD_HOUR\x10\x01\x12\x17\n" +
+	"\x13CALENDAR_PERIOD_DAY\x10\x02\x12\x18\n" +
+	"\x14CALENDAR_PERIOD_WEEK\x10\x03\x12\x19\n" +
+	"\x15CALENDAR_PERIOD_MONTH\x10\x04*|\n" +
+	"\rOnUnavailable\x12\x1e\n" +
+	"\x1aON_UNAVAILABLE_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14ON_UNAVAILABLE_ALLOW\x10\x01\x12\x18\n" +
+	"\x14ON_UNAVAILABLE_LOCAL\x10\x02\x12\x17\n" +
+	"\x13ON_UNAVAILABLE_DENY\x10\x03*x\n" +
 	"\vTokenSource\x12\x1c\n" +
 	"\x18TOKEN_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12TOKEN_SOURCE_LOCAL\x10\x01\x12\x16\n" +
@@ -3356,113 +4785,149 @@ func file_kinference_router_v1_router_proto_rawDescGZIP() []byte {
 	return file_kinference_router_v1_router_proto_rawDescData
 }
 
-var file_kinference_router_v1_router_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_kinference_router_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_kinference_router_v1_router_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
+var file_kinference_router_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_kinference_router_v1_router_proto_goTypes = []any{
 	(ParityState)(0),             // 0: kinference.router.v1.ParityState
 	(ParityCause)(0),             // 1: kinference.router.v1.ParityCause
 	(Outcome)(0),                 // 2: kinference.router.v1.Outcome
-	(TokenSource)(0),             // 3: kinference.router.v1.TokenSource
-	(*ReviewTokenRequest)(nil),   // 4: kinference.router.v1.ReviewTokenRequest
-	(*ReviewTokenResponse)(nil),  // 5: kinference.router.v1.ReviewTokenResponse
-	(*RouteRequest)(nil),         // 6: kinference.router.v1.RouteRequest
-	(*Attributes)(nil),           // 7: kinference.router.v1.Attributes
-	(*Prompt)(nil),               // 8: kinference.router.v1.Prompt
-	(*RouteResponse)(nil),        // 9: kinference.router.v1.RouteResponse
-	(*Rejection)(nil),            // 10: kinference.router.v1.Rejection
-	(*Endpoint)(nil),             // 11: kinference.router.v1.Endpoint
-	(*ReportRequest)(nil),        // 12: kinference.router.v1.ReportRequest
-	(*ParityReport)(nil),         // 13: kinference.router.v1.ParityReport
-	(*Parity)(nil),               // 14: kinference.router.v1.Parity
-	(*Report)(nil),               // 15: kinference.router.v1.Report
-	(*Moved)(nil),                // 16: kinference.router.v1.Moved
-	(*FirstToken)(nil),           // 17: kinference.router.v1.FirstToken
-	(*Done)(nil),                 // 18: kinference.router.v1.Done
-	(*ReportResponse)(nil),       // 19: kinference.router.v1.ReportResponse
-	(*WatchCatalogRequest)(nil),  // 20: kinference.router.v1.WatchCatalogRequest
-	(*WatchCatalogResponse)(nil), // 21: kinference.router.v1.WatchCatalogResponse
-	(*Catalog)(nil),              // 22: kinference.router.v1.Catalog
-	(*Model)(nil),                // 23: kinference.router.v1.Model
-	(*Profile)(nil),              // 24: kinference.router.v1.Profile
-	(*Worker)(nil),               // 25: kinference.router.v1.Worker
-	(*ExplainRequest)(nil),       // 26: kinference.router.v1.ExplainRequest
-	(*ExplainResponse)(nil),      // 27: kinference.router.v1.ExplainResponse
-	(*Decision)(nil),             // 28: kinference.router.v1.Decision
-	(*Candidate)(nil),            // 29: kinference.router.v1.Candidate
-	(*Verdict)(nil),              // 30: kinference.router.v1.Verdict
-	(*StatusRequest)(nil),        // 31: kinference.router.v1.StatusRequest
-	(*StatusResponse)(nil),       // 32: kinference.router.v1.StatusResponse
-	(*WorkerStatus)(nil),         // 33: kinference.router.v1.WorkerStatus
-	(*WorkerIndex)(nil),          // 34: kinference.router.v1.WorkerIndex
-	(*ProfileStatus)(nil),        // 35: kinference.router.v1.ProfileStatus
-	(*CachedCounts)(nil),         // 36: kinference.router.v1.CachedCounts
-	nil,                          // 37: kinference.router.v1.Attributes.HeadersEntry
-	nil,                          // 38: kinference.router.v1.Catalog.EpochsEntry
-	(*durationpb.Duration)(nil),  // 39: google.protobuf.Duration
+	(LimitScope)(0),              // 3: kinference.router.v1.LimitScope
+	(TokenSort)(0),               // 4: kinference.router.v1.TokenSort
+	(CalendarPeriod)(0),          // 5: kinference.router.v1.CalendarPeriod
+	(OnUnavailable)(0),           // 6: kinference.router.v1.OnUnavailable
+	(TokenSource)(0),             // 7: kinference.router.v1.TokenSource
+	(*ReviewTokenRequest)(nil),   // 8: kinference.router.v1.ReviewTokenRequest
+	(*ReviewTokenResponse)(nil),  // 9: kinference.router.v1.ReviewTokenResponse
+	(*RouteRequest)(nil),         // 10: kinference.router.v1.RouteRequest
+	(*Attributes)(nil),           // 11: kinference.router.v1.Attributes
+	(*Prompt)(nil),               // 12: kinference.router.v1.Prompt
+	(*RouteResponse)(nil),        // 13: kinference.router.v1.RouteResponse
+	(*Rejection)(nil),            // 14: kinference.router.v1.Rejection
+	(*Endpoint)(nil),             // 15: kinference.router.v1.Endpoint
+	(*ReportRequest)(nil),        // 16: kinference.router.v1.ReportRequest
+	(*ParityReport)(nil),         // 17: kinference.router.v1.ParityReport
+	(*Parity)(nil),               // 18: kinference.router.v1.Parity
+	(*Report)(nil),               // 19: kinference.router.v1.Report
+	(*Moved)(nil),                // 20: kinference.router.v1.Moved
+	(*FirstToken)(nil),           // 21: kinference.router.v1.FirstToken
+	(*Done)(nil),                 // 22: kinference.router.v1.Done
+	(*ReportResponse)(nil),       // 23: kinference.router.v1.ReportResponse
+	(*WatchCatalogRequest)(nil),  // 24: kinference.router.v1.WatchCatalogRequest
+	(*WatchCatalogResponse)(nil), // 25: kinference.router.v1.WatchCatalogResponse
+	(*Catalog)(nil),              // 26: kinference.router.v1.Catalog
+	(*Pool)(nil),                 // 27: kinference.router.v1.Pool
+	(*Backend)(nil),              // 28: kinference.router.v1.Backend
+	(*JwtIssuer)(nil),            // 29: kinference.router.v1.JwtIssuer
+	(*Tenant)(nil),               // 30: kinference.router.v1.Tenant
+	(*Key)(nil),                  // 31: kinference.router.v1.Key
+	(*ClaimIdentity)(nil),        // 32: kinference.router.v1.ClaimIdentity
+	(*LimitPolicy)(nil),          // 33: kinference.router.v1.LimitPolicy
+	(*Limit)(nil),                // 34: kinference.router.v1.Limit
+	(*TokenLimit)(nil),           // 35: kinference.router.v1.TokenLimit
+	(*CostLimit)(nil),            // 36: kinference.router.v1.CostLimit
+	(*Calendar)(nil),             // 37: kinference.router.v1.Calendar
+	(*Model)(nil),                // 38: kinference.router.v1.Model
+	(*Profile)(nil),              // 39: kinference.router.v1.Profile
+	(*Worker)(nil),               // 40: kinference.router.v1.Worker
+	(*ExplainRequest)(nil),       // 41: kinference.router.v1.ExplainRequest
+	(*ExplainResponse)(nil),      // 42: kinference.router.v1.ExplainResponse
+	(*Decision)(nil),             // 43: kinference.router.v1.Decision
+	(*Candidate)(nil),            // 44: kinference.router.v1.Candidate
+	(*Verdict)(nil),              // 45: kinference.router.v1.Verdict
+	(*StatusRequest)(nil),        // 46: kinference.router.v1.StatusRequest
+	(*StatusResponse)(nil),       // 47: kinference.router.v1.StatusResponse
+	(*WorkerStatus)(nil),         // 48: kinference.router.v1.WorkerStatus
+	(*WorkerIndex)(nil),          // 49: kinference.router.v1.WorkerIndex
+	(*ProfileStatus)(nil),        // 50: kinference.router.v1.ProfileStatus
+	(*CachedCounts)(nil),         // 51: kinference.router.v1.CachedCounts
+	nil,                          // 52: kinference.router.v1.Attributes.HeadersEntry
+	nil,                          // 53: kinference.router.v1.Catalog.EpochsEntry
+	(*durationpb.Duration)(nil),  // 54: google.protobuf.Duration
 }
 var file_kinference_router_v1_router_proto_depIdxs = []int32{
-	8,  // 0: kinference.router.v1.RouteRequest.prompts:type_name -> kinference.router.v1.Prompt
-	7,  // 1: kinference.router.v1.RouteRequest.attributes:type_name -> kinference.router.v1.Attributes
-	37, // 2: kinference.router.v1.Attributes.headers:type_name -> kinference.router.v1.Attributes.HeadersEntry
-	11, // 3: kinference.router.v1.RouteResponse.endpoints:type_name -> kinference.router.v1.Endpoint
-	39, // 4: kinference.router.v1.Endpoint.predicted_ttft:type_name -> google.protobuf.Duration
-	15, // 5: kinference.router.v1.ReportRequest.reports:type_name -> kinference.router.v1.Report
-	13, // 6: kinference.router.v1.ReportRequest.parity:type_name -> kinference.router.v1.ParityReport
-	14, // 7: kinference.router.v1.ParityReport.verdicts:type_name -> kinference.router.v1.Parity
+	12, // 0: kinference.router.v1.RouteRequest.prompts:type_name -> kinference.router.v1.Prompt
+	11, // 1: kinference.router.v1.RouteRequest.attributes:type_name -> kinference.router.v1.Attributes
+	52, // 2: kinference.router.v1.Attributes.headers:type_name -> kinference.router.v1.Attributes.HeadersEntry
+	15, // 3: kinference.router.v1.RouteResponse.endpoints:type_name -> kinference.router.v1.Endpoint
+	54, // 4: kinference.router.v1.Endpoint.predicted_ttft:type_name -> google.protobuf.Duration
+	19, // 5: kinference.router.v1.ReportRequest.reports:type_name -> kinference.router.v1.Report
+	17, // 6: kinference.router.v1.ReportRequest.parity:type_name -> kinference.router.v1.ParityReport
+	18, // 7: kinference.router.v1.ParityReport.verdicts:type_name -> kinference.router.v1.Parity
 	0,  // 8: kinference.router.v1.Parity.state:type_name -> kinference.router.v1.ParityState
 	1,  // 9: kinference.router.v1.Parity.cause:type_name -> kinference.router.v1.ParityCause
-	16, // 10: kinference.router.v1.Report.moved:type_name -> kinference.router.v1.Moved
-	17, // 11: kinference.router.v1.Report.first_token:type_name -> kinference.router.v1.FirstToken
-	18, // 12: kinference.router.v1.Report.done:type_name -> kinference.router.v1.Done
-	39, // 13: kinference.router.v1.FirstToken.ttft:type_name -> google.protobuf.Duration
+	20, // 10: kinference.router.v1.Report.moved:type_name -> kinference.router.v1.Moved
+	21, // 11: kinference.router.v1.Report.first_token:type_name -> kinference.router.v1.FirstToken
+	22, // 12: kinference.router.v1.Report.done:type_name -> kinference.router.v1.Done
+	54, // 13: kinference.router.v1.FirstToken.ttft:type_name -> google.protobuf.Duration
 	2,  // 14: kinference.router.v1.Done.outcome:type_name -> kinference.router.v1.Outcome
-	22, // 15: kinference.router.v1.WatchCatalogResponse.catalog:type_name -> kinference.router.v1.Catalog
-	23, // 16: kinference.router.v1.Catalog.models:type_name -> kinference.router.v1.Model
-	24, // 17: kinference.router.v1.Catalog.profiles:type_name -> kinference.router.v1.Profile
-	25, // 18: kinference.router.v1.Catalog.workers:type_name -> kinference.router.v1.Worker
-	38, // 19: kinference.router.v1.Catalog.epochs:type_name -> kinference.router.v1.Catalog.EpochsEntry
-	0,  // 20: kinference.router.v1.Profile.parity:type_name -> kinference.router.v1.ParityState
-	1,  // 21: kinference.router.v1.Profile.parity_cause:type_name -> kinference.router.v1.ParityCause
-	39, // 22: kinference.router.v1.Worker.metrics_interval:type_name -> google.protobuf.Duration
-	28, // 23: kinference.router.v1.ExplainResponse.decision:type_name -> kinference.router.v1.Decision
-	29, // 24: kinference.router.v1.Decision.candidates:type_name -> kinference.router.v1.Candidate
-	39, // 25: kinference.router.v1.Decision.actual_ttft:type_name -> google.protobuf.Duration
-	30, // 26: kinference.router.v1.Decision.verdict:type_name -> kinference.router.v1.Verdict
-	30, // 27: kinference.router.v1.Decision.shadow:type_name -> kinference.router.v1.Verdict
-	39, // 28: kinference.router.v1.Candidate.predicted_ttft:type_name -> google.protobuf.Duration
-	39, // 29: kinference.router.v1.Candidate.predicted_wait:type_name -> google.protobuf.Duration
-	39, // 30: kinference.router.v1.Candidate.predicted_prefill:type_name -> google.protobuf.Duration
-	39, // 31: kinference.router.v1.Candidate.sample_age:type_name -> google.protobuf.Duration
-	33, // 32: kinference.router.v1.StatusResponse.workers:type_name -> kinference.router.v1.WorkerStatus
-	35, // 33: kinference.router.v1.StatusResponse.profiles:type_name -> kinference.router.v1.ProfileStatus
-	39, // 34: kinference.router.v1.WorkerStatus.sample_age:type_name -> google.protobuf.Duration
-	34, // 35: kinference.router.v1.WorkerStatus.index:type_name -> kinference.router.v1.WorkerIndex
-	0,  // 36: kinference.router.v1.WorkerStatus.tokens:type_name -> kinference.router.v1.ParityState
-	1,  // 37: kinference.router.v1.WorkerStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
-	39, // 38: kinference.router.v1.WorkerIndex.lag:type_name -> google.protobuf.Duration
-	3,  // 39: kinference.router.v1.ProfileStatus.source:type_name -> kinference.router.v1.TokenSource
-	0,  // 40: kinference.router.v1.ProfileStatus.tokens:type_name -> kinference.router.v1.ParityState
-	1,  // 41: kinference.router.v1.ProfileStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
-	0,  // 42: kinference.router.v1.ProfileStatus.cached:type_name -> kinference.router.v1.ParityState
-	1,  // 43: kinference.router.v1.ProfileStatus.cached_cause:type_name -> kinference.router.v1.ParityCause
-	36, // 44: kinference.router.v1.ProfileStatus.cached_counts:type_name -> kinference.router.v1.CachedCounts
-	6,  // 45: kinference.router.v1.RouterService.Route:input_type -> kinference.router.v1.RouteRequest
-	12, // 46: kinference.router.v1.RouterService.Report:input_type -> kinference.router.v1.ReportRequest
-	20, // 47: kinference.router.v1.RouterService.WatchCatalog:input_type -> kinference.router.v1.WatchCatalogRequest
-	26, // 48: kinference.router.v1.RouterService.Explain:input_type -> kinference.router.v1.ExplainRequest
-	31, // 49: kinference.router.v1.RouterService.Status:input_type -> kinference.router.v1.StatusRequest
-	4,  // 50: kinference.router.v1.RouterService.ReviewToken:input_type -> kinference.router.v1.ReviewTokenRequest
-	9,  // 51: kinference.router.v1.RouterService.Route:output_type -> kinference.router.v1.RouteResponse
-	19, // 52: kinference.router.v1.RouterService.Report:output_type -> kinference.router.v1.ReportResponse
-	21, // 53: kinference.router.v1.RouterService.WatchCatalog:output_type -> kinference.router.v1.WatchCatalogResponse
-	27, // 54: kinference.router.v1.RouterService.Explain:output_type -> kinference.router.v1.ExplainResponse
-	32, // 55: kinference.router.v1.RouterService.Status:output_type -> kinference.router.v1.StatusResponse
-	5,  // 56: kinference.router.v1.RouterService.ReviewToken:output_type -> kinference.router.v1.ReviewTokenResponse
-	51, // [51:57] is the sub-list for method output_type
-	45, // [45:51] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	26, // 15: kinference.router.v1.WatchCatalogResponse.catalog:type_name -> kinference.router.v1.Catalog
+	38, // 16: kinference.router.v1.Catalog.models:type_name -> kinference.router.v1.Model
+	39, // 17: kinference.router.v1.Catalog.profiles:type_name -> kinference.router.v1.Profile
+	40, // 18: kinference.router.v1.Catalog.workers:type_name -> kinference.router.v1.Worker
+	53, // 19: kinference.router.v1.Catalog.epochs:type_name -> kinference.router.v1.Catalog.EpochsEntry
+	28, // 20: kinference.router.v1.Catalog.backends:type_name -> kinference.router.v1.Backend
+	27, // 21: kinference.router.v1.Catalog.pools:type_name -> kinference.router.v1.Pool
+	30, // 22: kinference.router.v1.Catalog.tenants:type_name -> kinference.router.v1.Tenant
+	33, // 23: kinference.router.v1.Catalog.limit_policies:type_name -> kinference.router.v1.LimitPolicy
+	38, // 24: kinference.router.v1.Pool.models:type_name -> kinference.router.v1.Model
+	29, // 25: kinference.router.v1.Backend.jwt:type_name -> kinference.router.v1.JwtIssuer
+	54, // 26: kinference.router.v1.Backend.idle_timeout:type_name -> google.protobuf.Duration
+	54, // 27: kinference.router.v1.Backend.total_timeout:type_name -> google.protobuf.Duration
+	31, // 28: kinference.router.v1.Tenant.keys:type_name -> kinference.router.v1.Key
+	32, // 29: kinference.router.v1.Tenant.claims:type_name -> kinference.router.v1.ClaimIdentity
+	34, // 30: kinference.router.v1.Tenant.limits:type_name -> kinference.router.v1.Limit
+	34, // 31: kinference.router.v1.LimitPolicy.limits:type_name -> kinference.router.v1.Limit
+	3,  // 32: kinference.router.v1.Limit.per:type_name -> kinference.router.v1.LimitScope
+	35, // 33: kinference.router.v1.Limit.tokens:type_name -> kinference.router.v1.TokenLimit
+	36, // 34: kinference.router.v1.Limit.cost:type_name -> kinference.router.v1.CostLimit
+	54, // 35: kinference.router.v1.Limit.window:type_name -> google.protobuf.Duration
+	54, // 36: kinference.router.v1.Limit.burst:type_name -> google.protobuf.Duration
+	37, // 37: kinference.router.v1.Limit.calendar:type_name -> kinference.router.v1.Calendar
+	6,  // 38: kinference.router.v1.Limit.on_unavailable:type_name -> kinference.router.v1.OnUnavailable
+	4,  // 39: kinference.router.v1.TokenLimit.sort:type_name -> kinference.router.v1.TokenSort
+	5,  // 40: kinference.router.v1.Calendar.period:type_name -> kinference.router.v1.CalendarPeriod
+	0,  // 41: kinference.router.v1.Profile.parity:type_name -> kinference.router.v1.ParityState
+	1,  // 42: kinference.router.v1.Profile.parity_cause:type_name -> kinference.router.v1.ParityCause
+	54, // 43: kinference.router.v1.Worker.metrics_interval:type_name -> google.protobuf.Duration
+	43, // 44: kinference.router.v1.ExplainResponse.decision:type_name -> kinference.router.v1.Decision
+	44, // 45: kinference.router.v1.Decision.candidates:type_name -> kinference.router.v1.Candidate
+	54, // 46: kinference.router.v1.Decision.actual_ttft:type_name -> google.protobuf.Duration
+	45, // 47: kinference.router.v1.Decision.verdict:type_name -> kinference.router.v1.Verdict
+	45, // 48: kinference.router.v1.Decision.shadow:type_name -> kinference.router.v1.Verdict
+	54, // 49: kinference.router.v1.Candidate.predicted_ttft:type_name -> google.protobuf.Duration
+	54, // 50: kinference.router.v1.Candidate.predicted_wait:type_name -> google.protobuf.Duration
+	54, // 51: kinference.router.v1.Candidate.predicted_prefill:type_name -> google.protobuf.Duration
+	54, // 52: kinference.router.v1.Candidate.sample_age:type_name -> google.protobuf.Duration
+	48, // 53: kinference.router.v1.StatusResponse.workers:type_name -> kinference.router.v1.WorkerStatus
+	50, // 54: kinference.router.v1.StatusResponse.profiles:type_name -> kinference.router.v1.ProfileStatus
+	54, // 55: kinference.router.v1.WorkerStatus.sample_age:type_name -> google.protobuf.Duration
+	49, // 56: kinference.router.v1.WorkerStatus.index:type_name -> kinference.router.v1.WorkerIndex
+	0,  // 57: kinference.router.v1.WorkerStatus.tokens:type_name -> kinference.router.v1.ParityState
+	1,  // 58: kinference.router.v1.WorkerStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
+	54, // 59: kinference.router.v1.WorkerIndex.lag:type_name -> google.protobuf.Duration
+	7,  // 60: kinference.router.v1.ProfileStatus.source:type_name -> kinference.router.v1.TokenSource
+	0,  // 61: kinference.router.v1.ProfileStatus.tokens:type_name -> kinference.router.v1.ParityState
+	1,  // 62: kinference.router.v1.ProfileStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
+	0,  // 63: kinference.router.v1.ProfileStatus.cached:type_name -> kinference.router.v1.ParityState
+	1,  // 64: kinference.router.v1.ProfileStatus.cached_cause:type_name -> kinference.router.v1.ParityCause
+	51, // 65: kinference.router.v1.ProfileStatus.cached_counts:type_name -> kinference.router.v1.CachedCounts
+	10, // 66: kinference.router.v1.RouterService.Route:input_type -> kinference.router.v1.RouteRequest
+	16, // 67: kinference.router.v1.RouterService.Report:input_type -> kinference.router.v1.ReportRequest
+	24, // 68: kinference.router.v1.RouterService.WatchCatalog:input_type -> kinference.router.v1.WatchCatalogRequest
+	41, // 69: kinference.router.v1.RouterService.Explain:input_type -> kinference.router.v1.ExplainRequest
+	46, // 70: kinference.router.v1.RouterService.Status:input_type -> kinference.router.v1.StatusRequest
+	8,  // 71: kinference.router.v1.RouterService.ReviewToken:input_type -> kinference.router.v1.ReviewTokenRequest
+	13, // 72: kinference.router.v1.RouterService.Route:output_type -> kinference.router.v1.RouteResponse
+	23, // 73: kinference.router.v1.RouterService.Report:output_type -> kinference.router.v1.ReportResponse
+	25, // 74: kinference.router.v1.RouterService.WatchCatalog:output_type -> kinference.router.v1.WatchCatalogResponse
+	42, // 75: kinference.router.v1.RouterService.Explain:output_type -> kinference.router.v1.ExplainResponse
+	47, // 76: kinference.router.v1.RouterService.Status:output_type -> kinference.router.v1.StatusResponse
+	9,  // 77: kinference.router.v1.RouterService.ReviewToken:output_type -> kinference.router.v1.ReviewTokenResponse
+	72, // [72:78] is the sub-list for method output_type
+	66, // [66:72] is the sub-list for method input_type
+	66, // [66:66] is the sub-list for extension type_name
+	66, // [66:66] is the sub-list for extension extendee
+	0,  // [0:66] is the sub-list for field type_name
 }
 
 func init() { file_kinference_router_v1_router_proto_init() }
@@ -3477,14 +4942,21 @@ func file_kinference_router_v1_router_proto_init() {
 		(*Report_Done)(nil),
 	}
 	file_kinference_router_v1_router_proto_msgTypes[14].OneofWrappers = []any{}
-	file_kinference_router_v1_router_proto_msgTypes[24].OneofWrappers = []any{}
+	file_kinference_router_v1_router_proto_msgTypes[26].OneofWrappers = []any{
+		(*Limit_Tokens)(nil),
+		(*Limit_Requests)(nil),
+		(*Limit_Concurrency)(nil),
+		(*Limit_Cost)(nil),
+		(*Limit_GpuSeconds)(nil),
+	}
+	file_kinference_router_v1_router_proto_msgTypes[35].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kinference_router_v1_router_proto_rawDesc), len(file_kinference_router_v1_router_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   35,
+			NumEnums:      8,
+			NumMessages:   46,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
