@@ -23,25 +23,29 @@ func (v *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// It holds for what the server reads after a refusal, too, so it is lifted
 	// only when a whole body is here. Writers without deadlines are those of tests.
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(v.BodyTimeout))
-	switch path := r.URL.Path; {
+	a := v.admit(w, r)
+	if a == nil {
+		return
+	}
+	switch path := a.path; {
 	case path == openai.RouteChat.Path():
-		v.post(w, r, openai.RouteChat)
+		v.post(w, r, a, openai.RouteChat)
 	case path == openai.RouteCompletions.Path():
-		v.post(w, r, openai.RouteCompletions)
+		v.post(w, r, a, openai.RouteCompletions)
 	case path == "/v1/models" || strings.HasPrefix(path, "/v1/models/"):
 		w.Header().Set("X-Request-Id", v.requestID(r))
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
 			wrongMethod(w, "GET, HEAD")
 			return
 		}
-		v.models(w, strings.TrimPrefix(strings.TrimPrefix(path, "/v1/models"), "/"))
+		v.models(w, a, strings.TrimPrefix(strings.TrimPrefix(path, "/v1/models"), "/"))
 	default:
 		w.Header().Set("X-Request-Id", v.requestID(r))
 		(&openai.Error{Status: http.StatusNotFound, Type: openai.TypeInvalidRequest, Code: "unknown_url", Message: "There is nothing at this path."}).Write(w)
 	}
 }
 
-func (v *server) post(w http.ResponseWriter, r *http.Request, route openai.Route) {
+func (v *server) post(w http.ResponseWriter, r *http.Request, a *admission, route openai.Route) {
 	id := v.requestID(r)
 	w.Header().Set("X-Request-Id", id)
 	if r.Method != http.MethodPost {
@@ -54,7 +58,7 @@ func (v *server) post(w http.ResponseWriter, r *http.Request, route openai.Route
 		w.Header().Set("X-Request-Id", id)
 		v.ids.Store(id, nil)
 	}
-	x := &exchange{server: v, w: w, r: r, id: id, label: otherModel}
+	x := &exchange{server: v, admission: a, w: w, r: r, id: id, unique: newID(), label: otherModel}
 	x.req.Route = route
 	v.metrics.active.Add(v.ctx, 1)
 	defer func() { // whatever happens, the router's ledger gets its end

@@ -26,6 +26,7 @@ import (
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
 	"github.com/kinference/kinference/services/ingress/internal/catalog"
+	"github.com/kinference/kinference/services/ingress/internal/identity"
 	"github.com/kinference/kinference/services/ingress/internal/parity"
 	"github.com/kinference/kinference/services/ingress/internal/prompt"
 	"github.com/kinference/kinference/services/ingress/internal/proxy"
@@ -40,18 +41,19 @@ var _ daemon.Service = (*Service)(nil)
 // server is one run of the service.
 type server struct {
 	Config
-	ctx     context.Context // of Run: logs, metrics, traces; done when draining
-	router  routerv1connect.RouterServiceClient
-	view    atomic.Pointer[catalog.View]
-	prompts *prompt.Maker
-	parity  *parity.Checker
-	proxy   *proxy.Proxy
-	reports *report.Queue
-	metrics *metrics
-	tracer  trace.Tracer
-	bodies  atomic.Int64 // bytes of request bodies in memory
-	ids     sync.Map     // request ids in use
-	started int64        // Unix time
+	ctx      context.Context // of Run: logs, metrics, traces; done when draining
+	router   routerv1connect.RouterServiceClient
+	view     atomic.Pointer[catalog.View]
+	identity *identity.Authenticator
+	prompts  *prompt.Maker
+	parity   *parity.Checker
+	proxy    *proxy.Proxy
+	reports  *report.Queue
+	metrics  *metrics
+	tracer   trace.Tracer
+	bodies   atomic.Int64 // bytes of request bodies in memory
+	ids      sync.Map     // request ids in use
+	started  int64        // Unix time
 }
 
 // Run serves until ctx is done, then lets requests finish for
@@ -76,7 +78,7 @@ func (s *Service) Run(ctx context.Context) error {
 	serving, stop := context.WithCancel(reporting)
 	router := rpc.Client(reporting, s.RouterURL, routerv1connect.NewRouterServiceClient)
 	v := &server{
-		Config: s.Config, ctx: ctx, router: router, metrics: m, tracer: daemon.Tracer(ctx), started: time.Now().Unix(),
+		Config: s.Config, ctx: ctx, router: router, metrics: m, tracer: daemon.Tracer(ctx), started: time.Now().Unix(), identity: identity.New(),
 		proxy: proxy.New(proxy.Settings{
 			Connect: s.ConnectTimeout, FirstByte: s.FirstByteTimeout, Idle: s.IdleTimeout, Write: s.WriteTimeout, KeepAlive: s.KeepAlive,
 			PerHost: s.WorkerConnections, MaxEvent: s.MaxEvent, MaxAnswer: s.MaxAnswer,

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"net/http"
 	"strconv"
-	"time"
 
 	"github.com/kinference/kinference/internal/openai"
 	"github.com/kinference/kinference/services/ingress/internal/catalog"
@@ -23,14 +22,13 @@ type modelObject struct {
 
 // models answers GET /v1/models and, with a name, GET /v1/models/{name}. Names
 // may hold slashes.
-func (v *server) models(w http.ResponseWriter, name string) {
-	view := v.view.Load()
-	if view == nil {
-		openai.Overloaded("The gateway is starting. Try again later.", time.Second).Write(w)
+func (v *server) models(w http.ResponseWriter, a *admission, name string) {
+	if a.view == nil {
+		starting().Write(w)
 		return
 	}
 	if name != "" {
-		m := view.Model(name)
+		m := a.model(name)
 		if m == nil {
 			openai.ModelNotFound(name).Write(w)
 			return
@@ -41,8 +39,8 @@ func (v *server) models(w http.ResponseWriter, name string) {
 	list := struct {
 		Object string        `json:"object"`
 		Data   []modelObject `json:"data"`
-	}{"list", make([]modelObject, 0, len(view.Models))}
-	for _, m := range view.Models {
+	}{"list", make([]modelObject, 0, len(a.models()))}
+	for _, m := range a.models() {
 		list.Data = append(list.Data, v.modelObject(m))
 	}
 	writeJSON(w, list)

@@ -43,10 +43,12 @@ const (
 // exchange is one request to a generating route, from its body to its report.
 type exchange struct {
 	*server
-	w     http.ResponseWriter
-	r     *http.Request
-	id    string
-	label string // model label for metrics
+	*admission
+	w      http.ResponseWriter
+	r      *http.Request
+	id     string // may be the client's own
+	unique string // names the request for what is counted once: never the client's id
+	label  string // model label for metrics
 
 	ctx      context.Context // of the request: client, total timeout, span
 	span     trace.Span
@@ -156,11 +158,10 @@ func (x *exchange) endSpan() {
 
 // resolve finds the model in the catalog.
 func (x *exchange) resolve() *openai.Error {
-	view := x.view.Load()
-	if view == nil {
-		return openai.Overloaded("The gateway is starting. Try again later.", time.Second)
+	if x.admission.view == nil {
+		return starting()
 	}
-	if x.model = view.Model(x.req.Model); x.model == nil {
+	if x.model = x.admission.model(x.req.Model); x.model == nil {
 		return openai.ModelNotFound(x.req.Model)
 	}
 	x.label = x.model.Name
