@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the tests use besides Go: a C compiler (race detector), libzmq
 # and Node.js (independent peers), etcd (for the Kubernetes API, which kube.sh
-# builds) and the real tokenizers. Idempotent.
+# builds), Redis and the real tokenizers. Idempotent.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 missing=()
@@ -10,10 +10,18 @@ command -v make >/dev/null || missing+=(make)
 [ -e /usr/include/zmq.h ] || missing+=(libzmq3-dev)
 command -v etcd >/dev/null || missing+=(etcd-server)
 command -v npm >/dev/null || missing+=(nodejs npm)
+command -v redis-server >/dev/null || missing+=(redis-server)
 if [ ${#missing[@]} -gt 0 ]; then
   if [ "$(id -u)" != 0 ]; then
     echo "please install: ${missing[*]}" >&2
     exit 1
+  fi
+  # Tests start their own servers: packages shall not start theirs.
+  policy=/usr/sbin/policy-rc.d
+  if [ ! -e $policy ]; then
+    printf '#!/bin/sh\nexit 101\n' >$policy
+    chmod +x $policy
+    trap 'rm -f "$policy"' EXIT
   fi
   apt-get update -qq
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
