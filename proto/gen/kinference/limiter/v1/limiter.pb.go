@@ -133,7 +133,7 @@ func (ReserveResponse_Reason) EnumDescriptor() ([]byte, []int) {
 
 // Bucket is one counter and its limit. Numbers are in the caller's unit, which
 // must be the same for a key at all times (tokens, thousandths of tokens,
-// micro-dollars, microseconds of GPU time, requests) and at most 2^50.
+// micro-dollars, microseconds of GPU time, requests) and at most 2^51.
 type Bucket struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Names the bucket in its organisation: `<tenant>/<limit>[/user=…][/key=…]
