@@ -24,26 +24,33 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Period of a budget. It begins at midnight of the time zone.
+// Period of a budget. It begins with the hour or at midnight of the time
+// zone; a week begins on Monday.
 type Calendar_Period int32
 
 const (
 	Calendar_PERIOD_UNSPECIFIED Calendar_Period = 0
-	Calendar_PERIOD_DAY         Calendar_Period = 1
-	Calendar_PERIOD_MONTH       Calendar_Period = 2
+	Calendar_PERIOD_HOUR        Calendar_Period = 1
+	Calendar_PERIOD_DAY         Calendar_Period = 2
+	Calendar_PERIOD_WEEK        Calendar_Period = 3
+	Calendar_PERIOD_MONTH       Calendar_Period = 4
 )
 
 // Enum value maps for Calendar_Period.
 var (
 	Calendar_Period_name = map[int32]string{
 		0: "PERIOD_UNSPECIFIED",
-		1: "PERIOD_DAY",
-		2: "PERIOD_MONTH",
+		1: "PERIOD_HOUR",
+		2: "PERIOD_DAY",
+		3: "PERIOD_WEEK",
+		4: "PERIOD_MONTH",
 	}
 	Calendar_Period_value = map[string]int32{
 		"PERIOD_UNSPECIFIED": 0,
-		"PERIOD_DAY":         1,
-		"PERIOD_MONTH":       2,
+		"PERIOD_HOUR":        1,
+		"PERIOD_DAY":         2,
+		"PERIOD_WEEK":        3,
+		"PERIOD_MONTH":       4,
 	}
 )
 
@@ -338,7 +345,7 @@ func (x *Window) GetMaxDebt() int64 {
 	return 0
 }
 
-// Calendar is a budget for a day or a month of a time zone; 0 denies all.
+// Calendar is a budget for a period of a time zone; 0 denies all.
 type Calendar struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Limit  int64                  `protobuf:"varint,1,opt,name=limit,proto3" json:"limit,omitempty"`
@@ -1502,16 +1509,18 @@ const file_kinference_limiter_v1_limiter_proto_rawDesc = "" +
 	"\x05burst\x18\x03 \x01(\x03H\x00R\x05burst\x88\x01\x01\x12\x1e\n" +
 	"\bmax_debt\x18\x04 \x01(\x03H\x01R\amaxDebt\x88\x01\x01B\b\n" +
 	"\x06_burstB\v\n" +
-	"\t_max_debt\"\xc1\x01\n" +
+	"\t_max_debt\"\xe3\x01\n" +
 	"\bCalendar\x12\x14\n" +
 	"\x05limit\x18\x01 \x01(\x03R\x05limit\x12>\n" +
 	"\x06period\x18\x02 \x01(\x0e2&.kinference.limiter.v1.Calendar.PeriodR\x06period\x12\x1b\n" +
-	"\ttime_zone\x18\x03 \x01(\tR\btimeZone\"B\n" +
+	"\ttime_zone\x18\x03 \x01(\tR\btimeZone\"d\n" +
 	"\x06Period\x12\x16\n" +
-	"\x12PERIOD_UNSPECIFIED\x10\x00\x12\x0e\n" +
+	"\x12PERIOD_UNSPECIFIED\x10\x00\x12\x0f\n" +
+	"\vPERIOD_HOUR\x10\x01\x12\x0e\n" +
 	"\n" +
-	"PERIOD_DAY\x10\x01\x12\x10\n" +
-	"\fPERIOD_MONTH\x10\x02\"#\n" +
+	"PERIOD_DAY\x10\x02\x12\x0f\n" +
+	"\vPERIOD_WEEK\x10\x03\x12\x10\n" +
+	"\fPERIOD_MONTH\x10\x04\"#\n" +
 	"\vConcurrency\x12\x14\n" +
 	"\x05limit\x18\x01 \x01(\x03R\x05limit\"W\n" +
 	"\x06Charge\x125\n" +
