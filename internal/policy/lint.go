@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/kinference/kinference/api/v1alpha1"
+	"github.com/kinference/kinference/internal/spelling"
 )
 
 // Known is what else is in a namespace, for checking names.
@@ -72,7 +73,7 @@ func (l *linter) dangling(p *Policy, field, what, name string, lists ...map[stri
 		all = slices.AppendSeq(all, maps.Keys(list))
 	}
 	msg := fmt.Sprintf("there is no %s %q", what, abbreviate(name))
-	if near := nearest(name, all); near != "" {
+	if near := spelling.Nearest(name, all); near != "" {
 		msg += fmt.Sprintf(", did you mean %q?", near)
 	}
 	l.out = append(l.out, Finding{Policy: p, Dangling: true, Fault: Fault{Field: field, Message: msg, Warning: true}})
@@ -155,7 +156,7 @@ func (l *linter) emitted(p *Policy, spec *v1alpha1.InferencePolicySpec) {
 				all = append(all, g.text)
 			}
 			msg := fmt.Sprintf("no classifier gives the tag %q", abbreviate(t))
-			if near := nearest(t, all); near != "" {
+			if near := spelling.Nearest(t, all); near != "" {
 				msg += fmt.Sprintf(", did you mean %q?", near)
 			} else {
 				msg += ": define it in spec.customTags"
@@ -364,39 +365,4 @@ func (r *rule) keeps(tag glob) bool {
 		return true
 	}
 	return slices.ContainsFunc(r.keptFromProviders(), func(g glob) bool { return g.covers(tag) })
-}
-
-// nearest is the closest of some names, within two edits; empty if none is.
-func nearest(name string, names []string) string {
-	best, distance := "", 3
-	slices.Sort(names)
-	for _, n := range names {
-		if d := edits(strings.ToLower(name), strings.ToLower(n), distance); d < distance {
-			best, distance = n, d
-		}
-	}
-	return best
-}
-
-// edits is the Levenshtein distance of two strings, or at least most.
-func edits(a, b string, most int) int {
-	if d := len(a) - len(b); d >= most || -d >= most {
-		return most
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost = 1 + min(diagonal, row[j], row[j+1])
-			}
-			diagonal, row[j+1] = row[j+1], cost
-		}
-	}
-	return row[len(b)]
 }

@@ -19,6 +19,7 @@ import (
 	yaml "sigs.k8s.io/yaml/goyaml.v3"
 
 	"github.com/kinference/kinference/api/crd"
+	"github.com/kinference/kinference/internal/spelling"
 )
 
 // schema is the part of a structural schema that the definitions use. A test
@@ -448,42 +449,8 @@ func (c *checker) metadata(meta map[string]any) {
 
 // didYouMean names the candidate that looks most like name, if any does.
 func didYouMean(name string, candidates []string) string {
-	best, least := "", min(2, len(name)/3)+1
-	for _, c := range slices.Sorted(slices.Values(candidates)) {
-		d := distance(strings.ToLower(name), strings.ToLower(c))
-		if strings.EqualFold(name+"s", c) || strings.EqualFold(name, c+"s") {
-			d = 0
-		}
-		if d < least {
-			best, least = c, d
-		}
+	if best := spelling.Nearest(name, candidates); best != "" {
+		return fmt.Sprintf("; did you mean %q?", best)
 	}
-	if best == "" {
-		return ""
-	}
-	return fmt.Sprintf("; did you mean %q?", best)
-}
-
-// distance is the number of letters to add, remove or replace.
-func distance(a, b string) int {
-	if len(a) > 64 || len(b) > 64 {
-		return math.MaxInt
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, diagonal+1)
-		}
-	}
-	return row[len(b)]
+	return ""
 }

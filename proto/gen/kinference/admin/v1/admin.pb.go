@@ -2681,12 +2681,12 @@ type Candidate struct {
 	// Tokens that the prediction takes for cached.
 	CachedTokens uint32 `protobuf:"varint,20,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
 	// What else decides between workers that are equally fast: requests of others,
-	// prefill work sent there of late and that of this request in seconds, and a
-	// hash of prefix and worker.
+	// prefill work sent there of late and that of this request (seconds of the
+	// scheduler's own time), and the place by a hash of prefix and worker.
 	Others     float64 `protobuf:"fixed64,21,opt,name=others,proto3" json:"others,omitempty"`
 	RecentWork float64 `protobuf:"fixed64,22,opt,name=recent_work,json=recentWork,proto3" json:"recent_work,omitempty"`
 	Work       float64 `protobuf:"fixed64,23,opt,name=work,proto3" json:"work,omitempty"`
-	Tie        uint64  `protobuf:"fixed64,24,opt,name=tie,proto3" json:"tie,omitempty"`
+	Tie        uint32  `protobuf:"varint,24,opt,name=tie,proto3" json:"tie,omitempty"`
 	// Model that the provider would be asked for; empty for a worker.
 	UpstreamModel string `protobuf:"bytes,25,opt,name=upstream_model,json=upstreamModel,proto3" json:"upstream_model,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2884,7 +2884,7 @@ func (x *Candidate) GetWork() float64 {
 	return 0
 }
 
-func (x *Candidate) GetTie() uint64 {
+func (x *Candidate) GetTie() uint32 {
 	if x != nil {
 		return x.Tie
 	}
@@ -3252,7 +3252,7 @@ const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"\vrecent_work\x18\x16 \x01(\x01R\n" +
 	"recentWork\x12\x12\n" +
 	"\x04work\x18\x17 \x01(\x01R\x04work\x12\x10\n" +
-	"\x03tie\x18\x18 \x01(\x06R\x03tie\x12%\n" +
+	"\x03tie\x18\x18 \x01(\rR\x03tie\x12%\n" +
 	"\x0eupstream_model\x18\x19 \x01(\tR\rupstreamModel\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
