@@ -25,8 +25,10 @@ const (
 
 // expression is a compiled CEL expression that yields a bool.
 type expression struct {
-	program                 cel.Program
-	readsTags, readsHeaders bool
+	program   cel.Program
+	readsTags bool
+	// headers and claims that it reads.
+	headers, claims names
 }
 
 // subject is what `request` stands for: a request under the assumptions of one
@@ -174,13 +176,13 @@ func newExpression(text string) (*expression, error) {
 		switch x.Kind() {
 		case ast.SelectKind:
 			e.readsTags = e.readsTags || x.AsSelect().FieldName() == "tags"
-			e.readsHeaders = e.readsHeaders || x.AsSelect().FieldName() == "headers"
 		case ast.CallKind:
 			e.readsTags = e.readsTags || x.AsCall().FunctionName() == "tagged"
 		case ast.ComprehensionKind:
 			loops = true
 		}
 	}))
+	e.headers, e.claims = namesIn(checked.NativeRep().Expr(), "headers"), namesIn(checked.NativeRep().Expr(), "claims")
 	options := []cel.ProgramOption{cel.EvalOptions(cel.OptOptimize)}
 	if loops { // only they can cost more than the estimate; counting has its own cost
 		options = append(options, cel.CostLimit(10*maxCost))

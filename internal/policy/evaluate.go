@@ -2,6 +2,7 @@ package policy
 
 import (
 	"cmp"
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -220,25 +221,37 @@ func (s *Set) ReadsTags(model string) bool { return s.reads(model, (*match).read
 func (s *Set) ReadsHeaders(model string) bool { return s.reads(model, (*match).readsHeaders) }
 
 func (s *Set) reads(model string, what func(*match) bool) bool {
-	for _, r := range s.all() {
-		if !r.couldMatch(model) {
-			continue
-		}
-		for i := range r.matches {
-			if m := &r.matches[i]; (m.model == "" || m.model == model) && what(m) {
-				return true
-			}
-		}
-		if r.route == nil {
-			continue
-		}
-		for i := range r.route.exclude {
-			if m := r.route.exclude[i].onlyIf; m != nil && what(m) {
-				return true
-			}
+	for m := range s.matches(model) {
+		if what(m) {
+			return true
 		}
 	}
 	return false
+}
+
+// matches are those of rules and their excludes that a request for the model may
+// be held against.
+func (s *Set) matches(model string) iter.Seq[*match] {
+	return func(yield func(*match) bool) {
+		for _, r := range s.all() {
+			if !r.couldMatch(model) {
+				continue
+			}
+			for i := range r.matches {
+				if m := &r.matches[i]; (m.model == "" || m.model == model) && !yield(m) {
+					return
+				}
+			}
+			if r.route == nil {
+				continue
+			}
+			for i := range r.route.exclude {
+				if m := r.route.exclude[i].onlyIf; m != nil && !yield(m) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // Windows are the windows of means that rules look at, beside DefaultWindow.

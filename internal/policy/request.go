@@ -203,5 +203,5 @@ func (m *match) readsTags() bool {
 
 // readsHeaders reports whether the match depends on headers.
 func (m *match) readsHeaders() bool {
-	return len(m.headers) > 0 || m.when != nil && m.when.readsHeaders
+	return len(m.headers) > 0 || m.when != nil && m.when.headers.any()
 }
