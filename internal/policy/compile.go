@@ -54,6 +54,7 @@ type Policy struct {
 	risk   []string // custom tags that count as present while unknown
 	tags   []string // all custom tags
 	rules  []*rule
+	limits [][]match // of each limit; ORed, none: every request
 }
 
 // ID is namespace/name.
@@ -145,9 +146,11 @@ func Compile(p *v1alpha1.InferencePolicy) (*Policy, []Fault) {
 		}
 	}
 	for i := range p.Spec.Limits {
+		var matches []match
 		for j := range p.Spec.Limits[i].Matches {
-			c.match(fmt.Sprintf("spec.limits[%d].matches[%d]", i, j), &p.Spec.Limits[i].Matches[j])
+			matches = append(matches, c.match(fmt.Sprintf("spec.limits[%d].matches[%d]", i, j), &p.Spec.Limits[i].Matches[j]))
 		}
+		out.limits = append(out.limits, matches)
 	}
 	c.atMost("spec.rules", len(p.Spec.Rules), maxRules)
 	names := map[string]bool{}
