@@ -8,7 +8,6 @@ missing=()
 command -v gcc >/dev/null || missing+=(gcc libc6-dev)
 command -v make >/dev/null || missing+=(make)
 [ -e /usr/include/zmq.h ] || missing+=(libzmq3-dev)
-command -v etcd >/dev/null || missing+=(etcd-server)
 command -v npm >/dev/null || missing+=(nodejs npm)
 command -v redis-server >/dev/null || missing+=(redis-server)
 if [ ${#missing[@]} -gt 0 ]; then

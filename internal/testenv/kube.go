@@ -5,7 +5,6 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
@@ -15,17 +14,21 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 )
 
-// KubeVersion is the version of the Kubernetes API that tests run against.
-// scripts/kube.sh builds it.
-const KubeVersion = "v1.37.2"
+// Versions of what tests run for a Kubernetes API. scripts/kube.sh builds them.
+const (
+	KubeVersion = "v1.37.2"
+	EtcdVersion = "v3.7.0"
+	KwokVersion = "v0.8.0"
+)
 
-// KubeAPI is a real Kubernetes API: etcd and kube-apiserver, without anything
-// that schedules or runs Pods. Its methods are not safe for concurrent use.
+// KubeAPI is a real Kubernetes API: etcd and kube-apiserver; Nodes adds what
+// lets Pods come and go. Only Call is safe for concurrent use.
 type KubeAPI struct {
 	URL string
 	// Token is the bearer token of an administrator.
@@ -35,22 +38,29 @@ type KubeAPI struct {
 	// Kubeconfig is a file for the administrator.
 	Kubeconfig string
 
-	bin, dir string
+	programs map[string]string
+	dir      string
 	args     []string
 	server   *process
+	once     sync.Once
+	http     *http.Client
 }
 
 // Kube starts a Kubernetes API that ends with the test. Where its programs are
 // missing the test is skipped, or fails with KINFERENCE_INTEROP=1.
 func Kube(t testing.TB) *KubeAPI {
 	t.Helper()
-	bin := kubeBinaries(t)
+	programs := map[string]string{}
+	for _, name := range []string{"kube-apiserver", "kube-controller-manager", "kubectl"} {
+		programs[name] = program(t, "kube-"+KubeVersion, name)
+	}
+	programs["etcd"], programs["kwok"] = program(t, "etcd-"+EtcdVersion, "etcd"), program(t, "kwok-"+KwokVersion, "kwok")
 	dir := t.TempDir()
 	etcd, peer, api := freePort(t), freePort(t), freePort(t)
-	k := &KubeAPI{URL: "https://127.0.0.1:" + api, Token: "admin-token", Kubeconfig: filepath.Join(dir, "kubeconfig"), bin: bin, dir: dir}
+	k := &KubeAPI{URL: "https://127.0.0.1:" + api, Token: "admin-token", Kubeconfig: filepath.Join(dir, "kubeconfig"), programs: programs, dir: dir}
 	store := "http://127.0.0.1:" + etcd
 	peers := "http://127.0.0.1:" + peer
-	e := start(t, filepath.Join(dir, "etcd.log"), "etcd", "--data-dir", filepath.Join(dir, "etcd"),
+	e := start(t, filepath.Join(dir, "etcd.log"), programs["etcd"], "--data-dir", filepath.Join(dir, "etcd"),
 		"--listen-client-urls", store, "--advertise-client-urls", store, "--listen-peer-urls", peers,
 		"--initial-advertise-peer-urls", peers, "--initial-cluster", "default="+peers, "--unsafe-no-fsync", "--log-level", "error")
 	t.Cleanup(e.stop)
@@ -77,53 +87,32 @@ func Kube(t testing.TB) *KubeAPI {
 	return k
 }
 
-// kubeBinaries returns the folder of kube-apiserver and kubectl.
-func kubeBinaries(t testing.TB) string {
+// program returns the path of a program that scripts/kube.sh builds. Without it
+// the test is skipped, or fails where everything must be there.
+func program(t testing.TB, folder, name string) string {
 	t.Helper()
-	missing := func(what string) {
-		t.Helper()
-		if os.Getenv("KINFERENCE_INTEROP") == "1" {
-			t.Fatalf("%s is missing: scripts/deps.sh and scripts/kube.sh install it", what)
-		}
-		t.Skipf("NOT TESTED against a real Kubernetes API: %s is missing; scripts/deps.sh and scripts/kube.sh install it", what)
-	}
-	if _, err := exec.LookPath("etcd"); err != nil {
-		missing("etcd")
-	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := filepath.Join(cache, "kinference", "kube-"+KubeVersion)
-	for _, name := range []string{"kube-apiserver", "kubectl"} {
-		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
-			missing(filepath.Join(dir, name))
+	path := filepath.Join(cache, "kinference", folder, name)
+	if _, err := os.Stat(path); err != nil {
+		if os.Getenv("KINFERENCE_INTEROP") == "1" {
+			t.Fatalf("%s is missing: scripts/kube.sh builds it", path)
 		}
+		t.Skipf("NOT TESTED against a real Kubernetes API: %s is missing; scripts/kube.sh builds it", path)
 	}
-	return dir
+	return path
 }
 
 // Start starts the API server again after Stop and waits until it is ready.
 func (k *KubeAPI) Start(t testing.TB) {
 	t.Helper()
 	log := filepath.Join(k.dir, "kube-apiserver.log")
-	k.server = start(t, log, filepath.Join(k.bin, "kube-apiserver"), k.args...)
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(k.CA)
-	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}}
-	defer client.CloseIdleConnections()
+	k.server = start(t, log, k.programs["kube-apiserver"], k.args...)
 	ready := func() bool {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, k.URL+"/readyz", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.Header.Set("Authorization", "Bearer "+k.Token)
-		resp, err := client.Do(req)
-		if err != nil {
-			return false
-		}
-		defer resp.Body.Close()
-		return resp.StatusCode == http.StatusOK
+		code, _, err := k.Call(http.MethodGet, "/readyz", "", nil)
+		return err == nil && code == http.StatusOK
 	}
 	deadline, tick := time.After(5*time.Minute), time.NewTicker(200*time.Millisecond)
 	defer tick.Stop()
@@ -139,13 +128,16 @@ func (k *KubeAPI) Start(t testing.TB) {
 }
 
 // Stop ends the API server at once, as a crash would. What it has stored stays.
-func (k *KubeAPI) Stop() { k.server.stop() }
+func (k *KubeAPI) Stop() {
+	k.client().CloseIdleConnections()
+	k.server.stop()
+}
 
 // Kubectl runs kubectl as administrator and returns what it wrote to stdout and
 // stderr together.
 func (k *KubeAPI) Kubectl(t testing.TB, stdin string, args ...string) (string, error) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), filepath.Join(k.bin, "kubectl"), append([]string{"--kubeconfig", k.Kubeconfig}, args...)...)
+	cmd := exec.CommandContext(t.Context(), k.programs["kubectl"], append([]string{"--kubeconfig", k.Kubeconfig}, args...)...)
 	cmd.Stdin = bytes.NewBufferString(stdin)
 	cmd.Env = append(os.Environ(), "HOME="+k.dir) // it caches what the API offers
 	out, err := cmd.CombinedOutput()
