@@ -12,8 +12,8 @@ import (
 
 	"github.com/kinference/kinference/api/v1alpha1"
 	"github.com/kinference/kinference/internal/kvhash"
+	"github.com/kinference/kinference/internal/plan"
 	"github.com/kinference/kinference/internal/policy"
-	"github.com/kinference/kinference/internal/resources"
 	"github.com/kinference/kinference/internal/rpc"
 	"github.com/kinference/kinference/internal/schedule"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
@@ -88,7 +88,7 @@ type routing struct {
 	ctx        context.Context
 	req        *routerv1.RouteRequest
 	version    *catalog.Version
-	model      *evaluate.Model
+	model      *plan.Model
 	attributes policy.Request
 	prompts    map[string]*prompt
 
@@ -136,13 +136,14 @@ func (x *routing) decide() {
 		return
 	}
 	x.at = x.now()
+	output := plan.Output(x.attributes.MaxTokens)
 	fleet := &policy.Fleet{Endpoints: x.candidates()}
 	x.decision = x.scheduler.DecideBy(x.at, schedule.Request{
 		ID: x.req.RequestId, Tenant: x.req.Tenant, Model: x.req.Model, Connection: x.req.Connection, MaxTokens: x.attributes.MaxTokens, Whole: x.req.Whole,
 	}, candidates(x.at, x.endpoints[:x.live], x.prompts, found.held), func(e []schedule.Estimate, rank func([]int)) ([]int, bool) {
 		for i := range e {
-			fleet.Endpoints[i].TTFT, fleet.Endpoints[i].E2E = e[i].TTFT, e[i].TTFT+time.Duration(x.output())*e[i].ITL
-			fleet.Endpoints[i].Cost = workerCost(&x.endpoints[i], &e[i], x.output())
+			fleet.Endpoints[i].TTFT, fleet.Endpoints[i].E2E = e[i].TTFT, e[i].TTFT+time.Duration(output)*e[i].ITL
+			fleet.Endpoints[i].Cost = plan.WorkerCost(x.endpoints[i].Profile.Set, e[i].Work, e[i].ITL, e[i].Load.Running, output)
 		}
 		fleet.Rank = func(order []int) { x.rank(order, rank, fleet) }
 		x.verdict = x.model.Policies.Evaluate(&x.attributes, fleet)
@@ -186,6 +187,7 @@ func workersFirst(all []evaluate.Endpoint) (sorted []evaluate.Endpoint, live int
 // candidates are the endpoints as policies see them; the predictions for workers
 // follow when the scheduler has made them.
 func (x *routing) candidates() []policy.Endpoint {
+	output := plan.Output(x.attributes.MaxTokens)
 	out := make([]policy.Endpoint, len(x.endpoints))
 	for i := range x.endpoints {
 		e := &x.endpoints[i]
@@ -194,7 +196,7 @@ func (x *routing) candidates() []policy.Endpoint {
 		switch {
 		case e.Provider != nil:
 			p.TTFT = x.providers.TTFT(e.Provider.Provider)
-			p.E2E, p.Cost = p.TTFT+time.Duration(x.output())*providerITL, providerCost(e.Provider, x.attributes.PromptTokens, x.output())
+			p.E2E, p.Cost = plan.ProviderE2E(p.TTFT, output), plan.ProviderCost(e.Provider, x.attributes.PromptTokens, output)
 		case e.Worker != nil:
 			p.Labels = e.Worker.Labels
 		}
@@ -341,36 +343,6 @@ func (x *routing) answer() *routerv1.RouteResponse {
 		}
 	}
 	return resp
-}
-
-// usualOutput stands for the tokens of an answer without a limit.
-const usualOutput = 256
-
-// providerITL is the time between tokens that a provider is thought to take.
-const providerITL = 20 * time.Millisecond
-
-// output is about how many tokens the answer will have.
-func (x *routing) output() int {
-	if n := x.attributes.MaxTokens; n > 0 {
-		return min(n, usualOutput)
-	}
-	return usualOutput
-}
-
-// workerCost is the price of the GPU time that the request takes: its prefill
-// and its share of the decode steps. 0 where the worker has no price.
-func workerCost(e *evaluate.Endpoint, est *schedule.Estimate, output int) float64 {
-	set := e.Profile.Set
-	seconds := est.Work.Seconds() + float64(output)*est.ITL.Seconds()/(1+est.Load.Running)
-	return set.HourlyPrice.Float() * float64(max(1, set.Accelerators)) * seconds / 3600
-}
-
-// providerCost is the price of the tokens; 0 where the provider has none.
-func providerCost(m *resources.ProviderModel, prompt, output int) float64 {
-	if m.Price == nil {
-		return 0
-	}
-	return (float64(prompt)*m.Price.PerMillion.Input.Float() + float64(output)*m.Price.PerMillion.Output.Float()) / 1e6
 }
 
 func convert(in []*routerv1.Prompt) map[string]*prompt {

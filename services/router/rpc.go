@@ -6,11 +6,11 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/kinference/kinference/internal/plan"
 	"github.com/kinference/kinference/internal/rpc"
 	"github.com/kinference/kinference/internal/schedule"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
-	"github.com/kinference/kinference/services/router/internal/evaluate"
 )
 
 var _ routerv1connect.RouterServiceHandler = (*server)(nil)
@@ -70,7 +70,7 @@ func (s *server) Report(ctx context.Context, req *routerv1.ReportRequest) (*rout
 // moved books a request elsewhere and is wary of the worker that failed it.
 func (s *server) moved(ctx context.Context, now time.Time, id string, m *routerv1.Moved) {
 	s.metrics.movedAway(ctx, m.GetReason())
-	if _, ok := evaluate.ProviderName(m.GetWorker()); !ok {
+	if _, ok := plan.ProviderName(m.GetWorker()); !ok {
 		s.mu.Lock()
 		_, known := s.workers[m.GetWorker()]
 		s.mu.Unlock()
@@ -82,7 +82,7 @@ func (s *server) moved(ctx context.Context, now time.Time, id string, m *routerv
 		s.fleet.Suspect(now, uidOf(from))
 	}
 	s.cached.Dropped(id)
-	if name, ok := evaluate.ProviderName(m.GetWorker()); ok {
+	if name, ok := plan.ProviderName(m.GetWorker()); ok {
 		s.scheduler.Done(now, id, schedule.Outcome{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1})
 		s.providers.Book(now, id, name)
 	} else {

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/kinference/kinference/internal/plan"
 	"github.com/kinference/kinference/internal/resources"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/services/router/internal/evaluate"
@@ -28,7 +29,7 @@ import (
 type Version struct {
 	Number    uint64
 	Resources *resources.Catalog
-	Plan      *evaluate.Plan // of Resources
+	Plan      *plan.Plan // of Resources
 	Message   *routerv1.WatchCatalogResponse
 }
 
@@ -87,13 +88,13 @@ func (p *Publisher) Publish(c *resources.Catalog, states States, verdicts Verdic
 		}
 		epochs = p.now.Message.Catalog.Epochs
 	}
-	var plan *evaluate.Plan
+	var prepared *plan.Plan
 	if p.now != nil && p.now.Resources == c {
-		plan = p.now.Plan
+		prepared = p.now.Plan
 	} else {
-		plan = evaluate.NewPlan(c)
+		prepared = plan.New(c)
 	}
-	m := build(c, plan, states, verdicts, sizes, epochs)
+	m := build(c, prepared, states, verdicts, sizes, epochs)
 	if p.now != nil {
 		m.Version = p.now.Number
 		if p.now.Resources == c && proto.Equal(m, p.now.Message.Catalog) {
@@ -103,7 +104,7 @@ func (p *Publisher) Publish(c *resources.Catalog, states States, verdicts Verdic
 	} else {
 		m.Version = uint64(time.Now().UnixMilli())
 	}
-	p.now = &Version{Number: m.Version, Resources: c, Plan: plan, Message: &routerv1.WatchCatalogResponse{Catalog: m}}
+	p.now = &Version{Number: m.Version, Resources: c, Plan: prepared, Message: &routerv1.WatchCatalogResponse{Catalog: m}}
 	close(p.changed)
 	p.changed = make(chan struct{})
 	return p.now
@@ -111,7 +112,7 @@ func (p *Publisher) Publish(c *resources.Catalog, states States, verdicts Verdic
 
 // build makes the message; sizes are the block sizes of profiles and epochs those
 // of workers as known before.
-func build(c *resources.Catalog, plan *evaluate.Plan, states States, verdicts Verdicts, sizes map[string]uint32, epochs map[string]string) *routerv1.Catalog {
+func build(c *resources.Catalog, prepared *plan.Plan, states States, verdicts Verdicts, sizes map[string]uint32, epochs map[string]string) *routerv1.Catalog {
 	out := &routerv1.Catalog{Epochs: map[string]string{}}
 	now := time.Now()
 	lengths := map[*resources.Profile]int{}
@@ -153,7 +154,7 @@ func build(c *resources.Catalog, plan *evaluate.Plan, states States, verdicts Ve
 			})
 		}
 	}
-	for _, m := range plan.Models {
+	for _, m := range prepared.Models {
 		pm := &routerv1.Model{Name: m.Name, Root: m.Root, ReadsTags: m.Policies.ReadsTags(m.Name), ReadsHeaders: m.Policies.ReadsHeaders(m.Name)}
 		for _, o := range m.Offers {
 			if o.Pool != m.Pool {

@@ -1,18 +1,18 @@
 // Package evaluate lists the endpoints that a request may be sent to, with what
 // policies look at.
 //
-// It stands between the catalog and the policies: NewPlan finds out once per
-// catalog what a model's requests have to do with, Endpoints lists for each
+// It stands between the catalog and the policies: internal/plan finds out once
+// per catalog what a model's requests have to do with, Endpoints lists for each
 // request the workers and providers with their state. The package is pure and
 // safe for concurrent use: state comes as an argument.
 package evaluate
 
 import (
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/kinference/kinference/api/v1alpha1"
+	"github.com/kinference/kinference/internal/plan"
 	"github.com/kinference/kinference/internal/policy"
 	"github.com/kinference/kinference/internal/resources"
 	"github.com/kinference/kinference/internal/window"
@@ -21,7 +21,7 @@ import (
 
 // Request is what decides about candidates.
 type Request struct {
-	Model *Model
+	Model *plan.Model
 	// Tokens is the prompt length for a profile; 0 when it is not known.
 	Tokens func(profile string) int
 	// Exclude holds workers and providers that have failed this request.
@@ -41,7 +41,7 @@ type Providers interface {
 
 // Endpoint is one worker under one profile, or a provider.
 type Endpoint struct {
-	ID      string // uid/rank, or ProviderID
+	ID      string // uid/rank, or plan.ProviderID
 	Rank    int
 	Worker  *resources.Worker
 	Profile *resources.Profile
@@ -56,37 +56,30 @@ type Endpoint struct {
 	TooLong bool
 }
 
-// ProviderID is the id of a provider among those of workers, which have no
-// space.
-func ProviderID(p *resources.Provider) string { return "provider " + p.Name }
-
-// ProviderName is the provider behind an id; false if it is a worker's.
-func ProviderName(id string) (string, bool) { return strings.CutPrefix(id, "provider ") }
-
 // Endpoints returns all endpoints that the request could have to do with,
 // candidates and dropped ones.
 func Endpoints(now time.Time, r Request, states States, providers Providers) []Endpoint {
 	var out []Endpoint
-	for i := range r.Model.targets {
-		t := &r.Model.targets[i]
-		if t.provider != nil {
-			e := Endpoint{ID: ProviderID(t.provider.Provider), Provider: t.provider, Backend: t.backend}
-			switch e.Dropped = unsupported(t.provider.Provider.Spec); {
+	for i := range r.Model.Targets {
+		t := &r.Model.Targets[i]
+		if t.Provider != nil {
+			e := Endpoint{ID: plan.ProviderID(t.Provider.Provider.Name), Provider: t.Provider, Backend: t.Backend}
+			switch e.Dropped = unsupported(t.Provider.Provider.Spec); {
 			case e.Dropped != "":
 			case excluded(r.Exclude, e.ID, e.ID):
 				e.Dropped = failed
 			default:
-				e.Dropped = providers.Full(t.provider.Provider)
+				e.Dropped = providers.Full(t.Provider.Provider)
 			}
 			out = append(out, e)
 			continue
 		}
-		p := t.profile
+		p := t.Profile
 		tokens, limit := r.Tokens(p.ID), p.MaxModelLen
 		for i := range p.Set.Workers {
 			w := &p.Set.Workers[i]
 			for rank, id := range w.Ranks {
-				e := Endpoint{ID: id, Rank: rank, Worker: w, Profile: p, Backend: t.backend}
+				e := Endpoint{ID: id, Rank: rank, Worker: w, Profile: p, Backend: t.Backend}
 				e.State = states.Lookup(now, w.UID, e.ID)
 				most := limit
 				if most == 0 {

@@ -1,0 +1,207 @@
+// Package plan finds out once per catalog what requests for a model have to do
+// with: the pool that offers it, the policies that apply, and what serves it.
+//
+// The router makes a Plan of each catalog it loads and decides by it; kinfctl and
+// internal/replay decide by the same one without a router. A Plan does not change
+// and is safe for concurrent use.
+package plan
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kinference/kinference/api/v1alpha1"
+	"github.com/kinference/kinference/internal/policy"
+	"github.com/kinference/kinference/internal/resources"
+)
+
+// Plan is a catalog prepared for decisions.
+type Plan struct {
+	// Models by the name that clients ask for.
+	Models map[string]*Model
+	// Longest is the longest window of a mean that some policy looks at; 0 if
+	// none looks at another one than the default.
+	Longest time.Duration
+}
+
+// Model is a name that clients may ask for.
+type Model struct {
+	*resources.Model
+	// Pool that offers it: of several the first by name.
+	Pool     *resources.Pool
+	Policies *policy.Set
+	// Targets are what serves it, or what a rule could send its requests to.
+	Targets []Target
+	// Reads are the headers and claims that its policies look at, Windows those of
+	// means beside policy.DefaultWindow.
+	Reads   policy.Reads
+	Windows []time.Duration
+}
+
+// Target is a profile or a provider's model: one of Profile and Provider is set.
+type Target struct {
+	Backend  *policy.Backend
+	Profile  *resources.Profile
+	Provider *resources.ProviderModel
+}
+
+// Name is that of the worker set or provider, as namespace/name.
+func (t *Target) Name() string {
+	if t.Provider != nil {
+		return t.Provider.Provider.Name
+	}
+	return t.Profile.Set.Name
+}
+
+const providerPrefix = "provider "
+
+// ProviderID is the id of a provider among those of workers, which have no
+// space; its name is namespace/name.
+func ProviderID(name string) string { return providerPrefix + name }
+
+// ProviderName is the provider behind an id; false if it is a worker's.
+func ProviderName(id string) (string, bool) { return strings.CutPrefix(id, providerPrefix) }
+
+// New prepares a catalog.
+func New(c *resources.Catalog) *Plan {
+	p := &Plan{Models: make(map[string]*Model, len(c.Models))}
+	pools := map[*resources.Pool]*pool{}
+	for _, rp := range c.Pools {
+		pools[rp] = newPool(rp, c.Policies)
+		for _, w := range pools[rp].policies.Windows() {
+			p.Longest = max(p.Longest, w)
+		}
+	}
+	for name, rm := range c.Models {
+		from := pools[PoolOf(rm)]
+		if from == nil {
+			continue
+		}
+		m := &Model{Model: rm, Pool: from.Pool, Policies: from.policies, Reads: from.policies.Reads(name), Windows: from.windows}
+		reach := append(m.Policies.Models(name), name)
+		for _, t := range from.targets {
+			if slices.ContainsFunc(t.Backend.Models, func(n string) bool { return slices.Contains(reach, n) }) {
+				m.Targets = append(m.Targets, t)
+			}
+		}
+		p.Models[name] = m
+	}
+	return p
+}
+
+// PoolOf is the pool that offers a model: of several the first by name; nil if
+// none does.
+func PoolOf(m *resources.Model) (first *resources.Pool) {
+	take := func(p *resources.Pool) {
+		if first == nil || p.Name < first.Name {
+			first = p
+		}
+	}
+	for _, o := range m.Offers {
+		take(o.Pool)
+	}
+	for _, o := range m.External {
+		take(o.Pool)
+	}
+	return first
+}
+
+// pool is a pool with all that its members serve.
+type pool struct {
+	*resources.Pool
+	policies *policy.Set
+	windows  []time.Duration
+	targets  []Target
+}
+
+func newPool(rp *resources.Pool, policies []*policy.Policy) *pool {
+	set := PoliciesOf(rp.Name, policies)
+	return &pool{Pool: rp, policies: set, windows: set.Windows(), targets: TargetsOf(rp.Members)}
+}
+
+// PoliciesOf are those that apply to a pool, named namespace/name.
+func PoliciesOf(poolName string, policies []*policy.Policy) *policy.Set {
+	ns, name, _ := strings.Cut(poolName, "/")
+	var own []*policy.Policy
+	for _, p := range policies {
+		if p.Namespace == ns {
+			own = append(own, p)
+		}
+	}
+	return policy.NewSet(name, own)
+}
+
+// TargetsOf is all that members of a pool serve.
+func TargetsOf(members []resources.Member) []Target {
+	var out []Target
+	for _, m := range members {
+		switch {
+		case m.Set != nil:
+			for _, p := range m.Set.Profiles {
+				b := &policy.Backend{Type: v1alpha1.BackendLocal, Name: Base(m.Set.Name), Models: p.Names, Labels: m.Set.Labels}
+				out = append(out, Target{Backend: b, Profile: p})
+			}
+		case m.Provider != nil:
+			for _, p := range m.Provider.Models {
+				b := &policy.Backend{Type: v1alpha1.BackendProvider, Name: Base(m.Provider.Name), Models: p.Names, Labels: m.Provider.Labels}
+				out = append(out, Target{Backend: b, Provider: p})
+			}
+		}
+	}
+	return out
+}
+
+// Base is a name without its namespace.
+func Base(name string) string { return name[strings.LastIndexByte(name, '/')+1:] }
+
+// Considered are the profiles that requests for the model may end up at, in the
+// order of their ids, and whether providers are among the targets.
+func (m *Model) Considered() (profiles []*resources.Profile, external bool) {
+	seen := map[*resources.Profile]bool{}
+	for _, t := range m.Targets {
+		if t.Profile != nil {
+			seen[t.Profile] = true
+		}
+		external = external || t.Provider != nil
+	}
+	return slices.SortedFunc(maps.Keys(seen), func(a, b *resources.Profile) int { return cmp.Compare(a.ID, b.ID) }), external
+}
+
+// usualOutput stands for the tokens of an answer without a limit.
+const usualOutput = 256
+
+// Output is about how many tokens an answer will have; maxTokens is 0 for no
+// limit.
+func Output(maxTokens int) int {
+	if maxTokens > 0 {
+		return min(maxTokens, usualOutput)
+	}
+	return usualOutput
+}
+
+// providerITL is the time between tokens that a provider is thought to take.
+const providerITL = 20 * time.Millisecond
+
+// ProviderE2E is when a provider's answer is thought to be over.
+func ProviderE2E(ttft time.Duration, output int) time.Duration {
+	return ttft + time.Duration(output)*providerITL
+}
+
+// ProviderCost is the price of the tokens; 0 where the provider has none.
+func ProviderCost(m *resources.ProviderModel, prompt, output int) float64 {
+	if m.Price == nil {
+		return 0
+	}
+	return (float64(prompt)*m.Price.PerMillion.Input.Float() + float64(output)*m.Price.PerMillion.Output.Float()) / 1e6
+}
+
+// WorkerCost is the price of the GPU time that a request takes: its prefill and
+// its share of the decode steps, which running others have a part in. 0 where the
+// worker set has no price.
+func WorkerCost(set *resources.WorkerSet, prefill, itl time.Duration, running float64, output int) float64 {
+	seconds := prefill.Seconds() + float64(output)*itl.Seconds()/(1+running)
+	return set.HourlyPrice.Float() * float64(max(1, set.Accelerators)) * seconds / 3600
+}
