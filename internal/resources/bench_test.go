@@ -54,6 +54,7 @@ identities: [ { apiKeySecretRef: { name: keys-%d } }, { claim: { issuer: "https:
 limits:
   - { name: tokens-per-minute, tokens: { total: %d, weights: { output: 3 } }, window: 1m }
   - { name: streams, per: [ Key ], concurrency: 16 }`, i/4, i, i, 1000*(20-i)))
+			fmt.Fprintf(&b, "---\napiVersion: v1\nkind: Secret\nmetadata: { name: keys-%d, namespace: team-%d }\nstringData: { key%09d: '{\"sha256\":\"%064x\"}' }\n", i, ns, i, i)
 			if i == 0 {
 				text := strings.Replace(b.String(), "  parentRef: { name: tenant-0 }\n", "", 1)
 				b.Reset()

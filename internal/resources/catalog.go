@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/kinference/kinference/api/v1alpha1"
+	"github.com/kinference/kinference/internal/apikey"
 	"github.com/kinference/kinference/internal/policy"
 )
 
@@ -20,6 +21,9 @@ type Catalog struct {
 	Policies []*policy.Policy
 	// Models by the name that clients ask for: models, aliases and LoRAs.
 	Models map[string]*Model
+	// Guarded says that there is a GatewayBackend, be it one that is not among
+	// Backends: the gateway is not open to everybody.
+	Guarded bool
 }
 
 // WorkerSet is an InferenceWorkerSet, or what the selector of a pool selects,
@@ -171,6 +175,13 @@ type Tenant struct {
 	Orphan bool
 	// QoS of its requests, its own or the nearest parent's; empty for none.
 	QoS v1alpha1.QoS
+	// CostCenter is its own or the nearest parent's; empty for none.
+	CostCenter string
+	// DefaultTokens is its default of max_tokens or the nearest parent's, and
+	// MaximumTokens the smallest maximum of all levels; 0 for none.
+	DefaultTokens, MaximumTokens int32
+	// Keys are the records in the Secrets that it names.
+	Keys []apikey.Record
 	// Spec with its defaults.
 	Spec *v1alpha1.InferenceTenantSpec
 }

@@ -31,6 +31,12 @@ type Options struct {
 	// Served lists the models that the engine of a worker says it serves, for
 	// selectors that name none; nil while it has not answered.
 	Served func(worker string) []string
+	// Keys finds a Secret with records of API keys; nil where it is not there. When
+	// the function is nil, they are those of the files.
+	Keys func(namespace, secret string) *KeySecret
+	// Guarded says that there is a GatewayBackend, even if it is too bad to be
+	// among the resources.
+	Guarded bool
 }
 
 // Pod is a Pod with an engine.
@@ -120,7 +126,7 @@ func ValidateObject(obj Object, others []Object) Problems {
 	}
 	// The newest one is what a conflict is blamed on.
 	all.objects = append(all.objects, checked)
-	Options{Elsewhere: true, Pods: noPods, Extension: anyExtension, Served: nothingServed}.compile(all.objects)
+	Options{Elsewhere: true, Pods: noPods, Extension: anyExtension, Served: nothingServed, Keys: anyKeys}.compile(all.objects)
 	one.problems.sort()
 	return one.problems
 }
@@ -134,6 +140,9 @@ func (o Options) finish(p *parser) (*Catalog, Problems) {
 	slices.SortStableFunc(p.objects, func(a, b *object) int {
 		return a.GetCreationTimestamp().Compare(b.GetCreationTimestamp().Time)
 	})
+	if o.Keys == nil {
+		o.Keys = p.secretsOf()
+	}
 	c := o.compile(p.objects)
 	p.problems.sort()
 	if p.problems.Err() != nil && !o.Partial {
@@ -163,6 +172,8 @@ type compiler struct {
 	extensions map[string]*WorkerSet
 	specs      map[*policy.Policy]*v1alpha1.InferencePolicySpec
 	policies   map[*policy.Policy]*object
+	// keyOwners are the tenants that have keys, by namespace and id.
+	keyOwners map[string]string
 	// said holds warnings that are given once.
 	said map[string]bool
 }
@@ -179,7 +190,7 @@ func (o Options) compile(objects []*object) *Catalog {
 		known: map[place]map[string]*object{}, good: map[string][]*object{},
 		sets: map[string]*WorkerSet{}, providers: map[string]*Provider{}, pools: map[string]*Pool{}, tenants: map[string]*Tenant{},
 		extensions: map[string]*WorkerSet{},
-		specs:      map[*policy.Policy]*v1alpha1.InferencePolicySpec{}, policies: map[*policy.Policy]*object{}, said: map[string]bool{},
+		specs:      map[*policy.Policy]*v1alpha1.InferencePolicySpec{}, policies: map[*policy.Policy]*object{}, keyOwners: map[string]string{}, said: map[string]bool{},
 	}
 	for i, obj := range objects {
 		obj.age = i
@@ -197,6 +208,7 @@ func (o Options) compile(objects []*object) *Catalog {
 			c.good[obj.kind] = append(c.good[obj.kind], obj)
 		}
 	}
+	c.catalog.Guarded = o.Guarded || slices.ContainsFunc(objects, func(x *object) bool { return x.kind == v1alpha1.KindGatewayBackend })
 	c.compileTenants()
 	c.compilePools()
 	c.compileBackends()
@@ -475,13 +487,8 @@ func (c *compiler) once(what string, o *object, field, msg string) {
 
 // notYet says what is checked but has no effect so far.
 func (c *compiler) notYet() {
-	for kind, what := range map[string]string{
-		v1alpha1.KindGatewayBackend:  "the gateway serves every pool on every host, without authentication, whatever a GatewayBackend says",
-		v1alpha1.KindInferenceTenant: "callers are not authenticated, and limits are not kept",
-	} {
-		if list := c.good[kind]; len(list) > 0 {
-			c.once(kind, list[0], "", "has no effect yet: "+what)
-		}
+	if list := c.good[v1alpha1.KindInferenceTenant]; len(list) > 0 && !c.catalog.Guarded {
+		c.once(v1alpha1.KindInferenceTenant, list[0], "", "has no effect: without any GatewayBackend the gateway is open to everybody, who are nobody's tenants")
 	}
 	for _, o := range c.good[v1alpha1.KindInferenceProvider] {
 		switch p := &o.Object.(*v1alpha1.InferenceProvider).Spec; {

@@ -96,6 +96,7 @@ func (o *object) warnf(field, format string, args ...any) {
 // parser turns files into objects.
 type parser struct {
 	objects  []*object
+	secrets  []*KeySecret
 	problems Problems
 }
 
@@ -111,6 +112,7 @@ func (p *parser) add(other *parser) {
 		o.report = p.report
 	}
 	p.objects = append(p.objects, other.objects...)
+	p.secrets = append(p.secrets, other.secrets...)
 	for _, pr := range other.problems {
 		p.report(pr)
 	}
@@ -159,6 +161,10 @@ func (p *parser) typed(obj Object) {
 
 func (p *parser) document(file string, n *yaml.Node) {
 	kind, name, ok := identify(n)
+	if kind == kindSecret {
+		p.secret(file, n)
+		return
+	}
 	fail := func(line int, field, msg string) {
 		p.report(Problem{Severity: Error, File: file, Line: line, Resource: name, Field: field, Message: msg})
 	}

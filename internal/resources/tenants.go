@@ -1,6 +1,7 @@
 package resources
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -187,17 +188,29 @@ func (c *compiler) tenant(o *object) *Tenant {
 		return t
 	}
 	spec := &o.Object.(*v1alpha1.InferenceTenant).Spec
-	t := &Tenant{Name: o.id(), Spec: spec, QoS: spec.QoS}
+	t := &Tenant{Name: o.id(), Spec: spec, QoS: spec.QoS, CostCenter: spec.CostCenter, Keys: c.keys(o, spec)}
+	if m := spec.MaxTokens; m != nil {
+		t.DefaultTokens, t.MaximumTokens = m.Default, m.Maximum
+	}
 	c.tenants[o.id()] = t
 	if parent := c.parent(o); parent != nil && !parent.bad {
 		t.Parent = c.tenant(parent)
-		if t.QoS == "" {
-			t.QoS = t.Parent.QoS
-		}
+		t.inherit(t.Parent)
 	}
 	t.Orphan = spec.ParentRef != nil && t.Parent == nil
 	c.catalog.Tenants = append(c.catalog.Tenants, t)
 	return t
+}
+
+// inherit takes over what a tenant does not say itself from the one above it.
+func (t *Tenant) inherit(from *Tenant) {
+	t.QoS, t.CostCenter, t.DefaultTokens = cmp.Or(t.QoS, from.QoS), cmp.Or(t.CostCenter, from.CostCenter), cmp.Or(t.DefaultTokens, from.DefaultTokens)
+	if t.MaximumTokens == 0 || from.MaximumTokens != 0 && from.MaximumTokens < t.MaximumTokens {
+		t.MaximumTokens = from.MaximumTokens
+	}
+	if t.MaximumTokens != 0 {
+		t.DefaultTokens = min(t.DefaultTokens, t.MaximumTokens)
+	}
 }
 
 // checkObjectives checks whom objectives are for.
