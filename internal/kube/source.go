@@ -43,6 +43,10 @@ type Settings struct {
 	// Served lists the models that the engine of a worker says it serves; see
 	// resources.Options. Call Refresh when its answers have changed. May be nil.
 	Served func(worker string) []string
+	// Ended is told of a Pod with an engine, by its uid, as soon as it is being
+	// deleted, has ended or is gone: before the catalog without it is made. It
+	// must return at once. May be nil.
+	Ended func(pod string)
 	// Log may be nil.
 	Log *slog.Logger
 }
@@ -141,9 +145,23 @@ func (s *Source) followAll(namespace string) {
 	s.others, s.broken = append(s.others, f), errors.Join(s.broken, err)
 
 	f, err = s.follow(kindPod, namespace, podResource, toPod)
-	f.relevant = s.pods.relevant
+	f.relevant = s.podChanged
 	s.pods.stores[namespace] = f.informer.GetIndexer()
 	s.others, s.broken = append(s.others, f), errors.Join(s.broken, err)
+}
+
+// podChanged tells whether a change of a Pod is one of a worker, and passes on
+// that one ends.
+func (s *Source) podChanged(before, after any) bool {
+	if !s.pods.relevant(before, after) {
+		return false
+	}
+	a, okA := before.(*pod)
+	b, okB := after.(*pod)
+	if s.Ended != nil && okA && a.worker() && (!okB || b.ending || b.UID != a.UID) {
+		s.Ended(string(a.UID))
+	}
+	return true
 }
 
 // Run follows the API until ctx is done. That the API is away, or refuses

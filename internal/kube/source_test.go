@@ -198,7 +198,10 @@ const up = `{ podIP: 10.0.0.1, phase: Running, conditions: [ { type: Ready, stat
 // none, and one that is made anew is another.
 func TestPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := run(t, kube.Settings{}, nil, set, podOf("a", "u1", "{ phase: Pending }"))
+		var f *fixture
+		var ended []string // with the workers of the catalog at that time
+		f = run(t, kube.Settings{Ended: func(pod string) { ended = append(ended, pod+": "+strings.Join(f.workers(), ", ")) }},
+			nil, set, podOf("a", "u1", "{ phase: Pending }"))
 		f.want()
 		f.update(podOf("a", "u1", "{ podIP: 10.0.0.1, phase: Running }"))
 		f.want("ns.chat.u1 http://10.0.0.1:8000 not ready")
@@ -212,6 +215,15 @@ func TestPods(t *testing.T) {
 		f.want("ns.chat.u2 http://10.0.0.1:8000")
 		f.update(podOf("a", "u2", "{ podIP: 10.0.0.1, phase: Failed }"))
 		f.want()
+		f.create(podOf("b", "u3", up))
+		f.settle()
+		f.remove(podOf("b", "u3", up))
+		f.want()
+		// Before the catalog is made anew, and once.
+		at := " http://10.0.0.1:8000"
+		if diff := cmp.Diff([]string{"u1: ns.chat.u1" + at, "u2: ns.chat.u2" + at, "u3: ns.chat.u3" + at}, ended); diff != "" {
+			t.Errorf("ended (-want +got):\n%s", diff)
+		}
 	})
 }
 

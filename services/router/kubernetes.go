@@ -31,7 +31,7 @@ func (s *server) kubernetes(ctx context.Context, g *errgroup.Group) error {
 	if err != nil {
 		return fmt.Errorf("make a client of the Kubernetes API: %w", err)
 	}
-	source := kube.NewSource(kube.Settings{Client: reading, Namespaces: list(s.Namespaces), Served: s.served, Log: s.log},
+	source := kube.NewSource(kube.Settings{Client: reading, Namespaces: list(s.Namespaces), Served: s.served, Ended: s.fleet.Ended, Log: s.log},
 		func(c *resources.Catalog, ps resources.Problems) { s.apply(ctx, c, ps) })
 	g.Go(func() error { return source.Run(ctx) })
 	g.Go(func() error { return s.refresh(ctx, source) })

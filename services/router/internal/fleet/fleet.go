@@ -61,7 +61,8 @@ type Table struct {
 	endpoints []Endpoint
 	probed    map[string]probed
 	suspects  map[string]time.Time
-	longest   time.Duration // of the means that policies look at; 0: 30 s are enough
+	ended     map[string]bool // endpoints whose Pod ends, until the catalog is without them
+	longest   time.Duration   // of the means that policies look at; 0: 30 s are enough
 }
 
 type tracked struct {
@@ -94,6 +95,7 @@ func New(onRestart func(worker string)) *Table {
 		tracked:   map[string]*tracked{},
 		probed:    map[string]probed{},
 		suspects:  map[string]time.Time{},
+		ended:     map[string]bool{},
 	}
 }
 
@@ -147,6 +149,10 @@ func (t *Table) Lookup(now time.Time, uid, id string) State {
 	}
 	p, known := t.probed[uid]
 	s.maxLen = p.maxLen
+	if t.ended[uid] {
+		s.Ready, s.Why = false, "its Pod ends"
+		return s
+	}
 	if until, ok := t.suspects[uid]; ok && now.Before(until) {
 		s.Ready, s.Why = false, "refused a connection a moment ago"
 		return s
@@ -248,6 +254,23 @@ func (t *Table) Suspect(now time.Time, uid string) {
 		if e.UID == uid {
 			t.suspects[uid] = now.Add(suspicion)
 		}
+	}
+}
+
+// Ended notes that a Pod ends: its endpoints are not ready any more, whatever
+// they answer, while the catalog that is without them is made. The uid is the
+// Pod's, which is the last part of those of its endpoints.
+func (t *Table) Ended(pod string) {
+	t.mu.Lock()
+	found := false
+	for _, e := range t.endpoints { // bounds the map by the catalog
+		if _, port, ok := strings.Cut(e.UID, "."+pod); ok && (port == "" || port[0] == '-') {
+			t.ended[e.UID], found = true, true
+		}
+	}
+	t.mu.Unlock()
+	if found {
+		notify(t.changed)
 	}
 }
 

@@ -91,6 +91,35 @@ func TestSuspect(t *testing.T) {
 	}
 }
 
+// A worker whose Pod ends is not picked, whatever it answers, until the catalog
+// is without it.
+func TestEnded(t *testing.T) {
+	table := New(nil)
+	endpoints := []Endpoint{{UID: "ns.s.pod-1"}, {UID: "ns.s.pod-1-8001"}, {UID: "ns.s.pod-11"}}
+	table.Watch(endpoints)
+	table.Update(start, message(true, state("ns.s.pod-1/0", true, 0), state("ns.s.pod-1-8001/0", true, 0), state("ns.s.pod-11/0", true, 0)))
+	ready := func() (list []string) {
+		for _, e := range endpoints {
+			if table.Lookup(start, e.UID, e.UID+"/0").Ready {
+				list = append(list, e.UID)
+			}
+		}
+		return list
+	}
+	table.Ended("pod-1")
+	table.Ended("stranger")
+	for range 2 {
+		if got := ready(); !slices.Equal(got, []string{"ns.s.pod-11"}) {
+			t.Errorf("ready: %v", got)
+		}
+		table.Watch(endpoints) // a catalog that was under way
+	}
+	table.Watch(endpoints[2:])
+	if len(table.ended) != 0 {
+		t.Errorf("remembers %v", table.ended)
+	}
+}
+
 func TestStreamListing(t *testing.T) {
 	var restarted []string
 	table := New(func(w string) { restarted = append(restarted, w) })

@@ -41,6 +41,8 @@ func (t *Table) Watch(endpoints []Endpoint) {
 	}
 	maps.DeleteFunc(t.probed, func(uid string, _ probed) bool { return !known[uid] })
 	maps.DeleteFunc(t.suspects, func(uid string, _ time.Time) bool { return !known[uid] })
+	// A Pod that ends never comes back, not at another address either.
+	maps.DeleteFunc(t.ended, func(uid string, _ bool) bool { _, ok := known[uid]; return !ok })
 	t.mu.Unlock()
 	notify(t.kick)
 }
