@@ -16,8 +16,10 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"strconv"
 	"time"
 
+	limiterv1 "github.com/kinference/kinference/proto/gen/kinference/limiter/v1"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/services/ingress/internal/meter"
 )
@@ -67,8 +69,9 @@ type Limit struct {
 
 	perTenant, perUser, perKey, perModel bool
 
-	prefix  string   // of the bucket key
-	weights [3]int64 // units of a computed, a cached and an output token
+	prefix  string            // of bucket keys
+	single  *limiterv1.Bucket // the only one, if there is only one
+	weights [3]int64          // units of a computed, a cached and an output token
 }
 
 // Bucket is the most that can be used at once: what Burst grants.
@@ -88,10 +91,7 @@ func (l *Limit) Budget() bool { return l.Calendar != nil || l.Count == Cost }
 func Compile(owner string, policy bool, in *routerv1.Limit) (*Limit, error) {
 	l := &Limit{
 		Name: in.GetName(), Owner: owner, Policy: policy, Scale: 1, OnUnavailable: in.GetOnUnavailable(), Shadow: in.GetShadow(),
-		Window: in.GetWindow().AsDuration(), Burst: in.GetBurst().AsDuration(), Calendar: in.GetCalendar(), prefix: owner + "/" + in.GetName(),
-	}
-	if policy {
-		l.prefix = "policy:" + l.prefix
+		Window: in.GetWindow().AsDuration(), Burst: in.GetBurst().AsDuration(), Calendar: in.GetCalendar(), 
 	}
 	if err := l.quantity(in); err != nil {
 		return nil, fmt.Errorf("limit %s of %s: %w", l.Name, owner, err)
@@ -114,7 +114,22 @@ func Compile(owner string, policy bool, in *routerv1.Limit) (*Limit, error) {
 			l.perTenant = true
 		}
 	}
+	l.settle()
 	return l, nil
+}
+
+// settle makes what follows from the rest.
+func (l *Limit) settle() {
+	l.prefix = l.Owner + "/" + l.Name
+	if l.Policy {
+		l.prefix = "policy:" + l.prefix
+	}
+	if l.Scale > 1 { // another unit is another count
+		l.prefix += "/per=" + strconv.FormatInt(l.Scale, 10)
+	}
+	if !l.perUser && !l.perKey && !l.perModel && !(l.Policy && l.perTenant) {
+		l.single = l.bucket(l.prefix)
+	}
 }
 
 func (l *Limit) quantity(in *routerv1.Limit) error {

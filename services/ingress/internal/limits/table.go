@@ -11,6 +11,7 @@ import (
 
 	"github.com/kinference/kinference/api/v1alpha1"
 	"github.com/kinference/kinference/internal/policy"
+	limiterv1 "github.com/kinference/kinference/proto/gen/kinference/limiter/v1"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 )
 
@@ -40,10 +41,11 @@ func New(tenants []*routerv1.Tenant, policies []*routerv1.LimitPolicy, former *T
 			l, err := Compile(owner, isPolicy, in)
 			if err != nil {
 				faults = append(faults, err)
-				l = &Limit{Name: in.GetName(), Owner: owner, Policy: isPolicy, Count: Requests, Scale: 1, prefix: owner + "/" + in.GetName(), Shadow: in.GetShadow(),
+				l = &Limit{Name: in.GetName(), Owner: owner, Policy: isPolicy, Count: Requests, Scale: 1, Shadow: in.GetShadow(), perTenant: true,
 					Calendar: &routerv1.Calendar{Period: routerv1.CalendarPeriod_CALENDAR_PERIOD_DAY}}
 			}
 			l.Shadow = l.Shadow || dryRun
+			l.settle()
 			out = append(out, l)
 		}
 		return out
@@ -115,12 +117,20 @@ type Request struct {
 
 // Charge is one count that the request must fit.
 type Charge struct {
-	Limit *Limit
-	// Key of the bucket in the organisation.
-	Key string
+	Limit  *Limit
+	Bucket *limiterv1.Bucket // do not modify
 	// Own says that the caller may know of the limit and its level: it is none
 	// that other tenants use too.
 	Own bool
+}
+
+// Organisation whose buckets the charge's is one of, if not that of the caller:
+// all organisations share the limit.
+func (c *Charge) Organisation() string {
+	if l := c.Limit; l.Policy && !l.perTenant && !l.perUser && !l.perKey {
+		return "policy:" + l.Owner
+	}
+	return ""
 }
 
 // Charges appends what a request must fit: limits of its tenant, of those
@@ -131,7 +141,7 @@ func (t *Table) Charges(dst []Charge, r *Request) []Charge {
 	}
 	for i, tenant := range r.Tenants {
 		for _, l := range t.tenants[tenant] {
-			dst = append(dst, Charge{l, l.key("", r), i == 0 || l.perUser || l.perKey})
+			dst = append(dst, l.charge("", i == 0, r))
 		}
 	}
 	var asked *policy.Request
@@ -153,17 +163,17 @@ func (t *Table) Charges(dst []Charge, r *Request) []Charge {
 			if l.perTenant && len(r.Tenants) > 0 {
 				tenant = r.Tenants[0]
 			}
-			dst = append(dst, Charge{l, l.key(tenant, r), l.perTenant || l.perUser || l.perKey})
+			dst = append(dst, l.charge(tenant, tenant != "", r))
 		}
 	}
 	return dst
 }
 
-// key names the bucket of a request. tenant is given where the limit's owner is
-// none.
-func (l *Limit) key(tenant string, r *Request) string {
-	if tenant == "" && !l.perUser && !l.perKey && !l.perModel {
-		return l.prefix
+// charge is that of a request. tenant is given where the limit's owner is none.
+func (l *Limit) charge(tenant string, own bool, r *Request) Charge {
+	c := Charge{Limit: l, Bucket: l.single, Own: own || l.perUser && r.User != "" || l.perKey && r.Key != ""}
+	if c.Bucket != nil {
+		return c
 	}
 	b := make([]byte, 0, 128)
 	b = append(b, l.prefix...)
@@ -179,7 +189,8 @@ func (l *Limit) key(tenant string, r *Request) string {
 	if l.perModel {
 		b = append(append(b, "/model="...), r.Model...)
 	}
-	return string(b)
+	c.Bucket = l.bucket(string(b))
+	return c
 }
 
 // appendName appends a name that callers may have chosen. One that is long or
