@@ -22,6 +22,9 @@ import (
 type Plan struct {
 	// Models by the name that clients ask for.
 	Models map[string]*Model
+	// Pools that a GatewayBackend names, by name, each with the models that it
+	// offers.
+	Pools map[string]map[string]*Model
 	// Longest is the longest window of a mean that some policy looks at; 0 if
 	// none looks at another one than the default.
 	Longest time.Duration
@@ -30,7 +33,7 @@ type Plan struct {
 // Model is a name that clients may ask for.
 type Model struct {
 	*resources.Model
-	// Pool that offers it: of several the first by name.
+	// Pool that offers it: the one that was asked for, else the first by name.
 	Pool     *resources.Pool
 	Policies *policy.Set
 	// Targets are what serves it, or what a rule could send its requests to.
@@ -67,7 +70,12 @@ func ProviderName(id string) (string, bool) { return strings.CutPrefix(id, provi
 
 // New prepares a catalog.
 func New(c *resources.Catalog) *Plan {
-	p := &Plan{Models: make(map[string]*Model, len(c.Models))}
+	p := &Plan{Models: make(map[string]*Model, len(c.Models)), Pools: map[string]map[string]*Model{}}
+	for _, b := range c.Backends {
+		if b.Pool != nil {
+			p.Pools[b.Pool.Name] = map[string]*Model{}
+		}
+	}
 	pools := map[*resources.Pool]*pool{}
 	for _, rp := range c.Pools {
 		pools[rp] = newPool(rp, c.Policies)
@@ -76,37 +84,66 @@ func New(c *resources.Catalog) *Plan {
 		}
 	}
 	for name, rm := range c.Models {
-		from := pools[PoolOf(rm)]
-		if from == nil {
+		first := PoolOf(rm)
+		if pools[first] == nil {
 			continue
 		}
-		m := &Model{Model: rm, Pool: from.Pool, Policies: from.policies, Reads: from.policies.Reads(name), Windows: from.windows}
-		reach := append(m.Policies.Models(name), name)
-		for _, t := range from.targets {
-			if slices.ContainsFunc(t.Backend.Models, func(n string) bool { return slices.Contains(reach, n) }) {
-				m.Targets = append(m.Targets, t)
+		p.Models[name] = pools[first].model(rm)
+		for rp := range poolsOf(rm) {
+			switch models := p.Pools[rp.Name]; {
+			case models == nil:
+			case rp == first:
+				models[name] = p.Models[name]
+			default:
+				models[name] = pools[rp].model(rm)
 			}
 		}
-		p.Models[name] = m
 	}
 	return p
+}
+
+// Model is what a name stands for in a pool that a GatewayBackend names, or where
+// none is named in the first pool that offers it; nil for nothing.
+func (p *Plan) Model(pool, name string) *Model {
+	if pool == "" {
+		return p.Models[name]
+	}
+	return p.Pools[pool][name]
 }
 
 // PoolOf is the pool that offers a model: of several the first by name; nil if
 // none does.
 func PoolOf(m *resources.Model) (first *resources.Pool) {
-	take := func(p *resources.Pool) {
+	for p := range poolsOf(m) {
 		if first == nil || p.Name < first.Name {
 			first = p
 		}
 	}
+	return first
+}
+
+// poolsOf are all pools that offer a model.
+func poolsOf(m *resources.Model) map[*resources.Pool]bool {
+	pools := map[*resources.Pool]bool{}
 	for _, o := range m.Offers {
-		take(o.Pool)
+		pools[o.Pool] = true
 	}
 	for _, o := range m.External {
-		take(o.Pool)
+		pools[o.Pool] = true
 	}
-	return first
+	return pools
+}
+
+// model is what a name stands for in the pool.
+func (from *pool) model(rm *resources.Model) *Model {
+	m := &Model{Model: rm, Pool: from.Pool, Policies: from.policies, Reads: from.policies.Reads(rm.Name), Windows: from.windows}
+	reach := append(m.Policies.Models(rm.Name), rm.Name)
+	for _, t := range from.targets {
+		if slices.ContainsFunc(t.Backend.Models, func(n string) bool { return slices.Contains(reach, n) }) {
+			m.Targets = append(m.Targets, t)
+		}
+	}
+	return m
 }
 
 // pool is a pool with all that its members serve.

@@ -24,6 +24,18 @@ type Catalog struct {
 	// Guarded says that there is a GatewayBackend, be it one that is not among
 	// Backends: the gateway is not open to everybody.
 	Guarded bool
+	// LimitPolicies are the policies that have limits, in the order of Policies.
+	LimitPolicies []*LimitPolicy
+}
+
+// LimitPolicy is an InferencePolicy with limits.
+type LimitPolicy struct {
+	// Name is namespace/name.
+	Name string
+	// Pools that it is for, as namespace/name.
+	Pools []string
+	// Spec with its defaults.
+	Spec *v1alpha1.InferencePolicySpec
 }
 
 // WorkerSet is an InferenceWorkerSet, or what the selector of a pool selects,

@@ -427,6 +427,15 @@ func (c *compiler) compilePolicies() {
 	byNamespace := map[string][]*policy.Policy{}
 	for _, p := range c.catalog.Policies {
 		byNamespace[p.Namespace] = append(byNamespace[p.Namespace], p)
+		if spec := c.specs[p]; len(spec.Limits) > 0 {
+			limits := &LimitPolicy{Name: p.ID(), Spec: spec}
+			for _, pool := range c.catalog.Pools {
+				if ns, name, _ := strings.Cut(pool.Name, "/"); ns == p.Namespace && (len(p.Targets) == 0 || slices.Contains(p.Targets, name)) {
+					limits.Pools = append(limits.Pools, pool.Name)
+				}
+			}
+			c.catalog.LimitPolicies = append(c.catalog.LimitPolicies, limits)
+		}
 	}
 	if len(byNamespace) == 0 {
 		return

@@ -41,7 +41,7 @@ func (s *server) route(ctx context.Context, req *routerv1.RouteRequest) (*router
 	if version == nil {
 		return nil, "no_catalog", rpc.Error(connect.CodeUnavailable, "the resources are not loaded yet", retryDelay)
 	}
-	model := version.Plan.Models[req.Model]
+	model := version.Plan.Model(req.Pool, req.Model)
 	if model == nil {
 		return nil, "unknown_model", rpc.Error(connect.CodeNotFound, "the model does not exist", 0)
 	}
@@ -192,7 +192,7 @@ func (x *routing) candidates() []policy.Endpoint {
 	for i := range x.endpoints {
 		e := &x.endpoints[i]
 		p := &out[i]
-		*p = policy.Endpoint{Backend: e.Backend, ID: e.ID, Unfit: e.Dropped, Load: e.LoadOf(x.at, x.fleet)}
+		*p = policy.Endpoint{Backend: e.Backend, ID: e.ID, Unfit: e.Dropped, Load: e.Load()}
 		switch {
 		case e.Provider != nil:
 			p.TTFT = x.providers.TTFT(e.Provider.Provider)

@@ -9,6 +9,7 @@ package catalog
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -31,6 +32,8 @@ type Version struct {
 	Resources *resources.Catalog
 	Plan      *plan.Plan // of Resources
 	Message   *routerv1.WatchCatalogResponse
+
+	access *routerv1.Catalog // of Resources
 }
 
 // States tells what is known of the workers: *fleet.Table.
@@ -89,12 +92,14 @@ func (p *Publisher) Publish(c *resources.Catalog, states States, verdicts Verdic
 		epochs = p.now.Message.Catalog.Epochs
 	}
 	var prepared *plan.Plan
+	var granted *routerv1.Catalog
 	if p.now != nil && p.now.Resources == c {
-		prepared = p.now.Plan
+		prepared, granted = p.now.Plan, p.now.access
 	} else {
-		prepared = plan.New(c)
+		prepared, granted = plan.New(c), access(c)
 	}
 	m := build(c, prepared, states, verdicts, sizes, epochs)
+	m.Guarded, m.Backends, m.Tenants, m.LimitPolicies = granted.Guarded, granted.Backends, granted.Tenants, granted.LimitPolicies
 	if p.now != nil {
 		m.Version = p.now.Number
 		if p.now.Resources == c && proto.Equal(m, p.now.Message.Catalog) {
@@ -104,7 +109,7 @@ func (p *Publisher) Publish(c *resources.Catalog, states States, verdicts Verdic
 	} else {
 		m.Version = uint64(time.Now().UnixMilli())
 	}
-	p.now = &Version{Number: m.Version, Resources: c, Plan: prepared, Message: &routerv1.WatchCatalogResponse{Catalog: m}}
+	p.now = &Version{Number: m.Version, Resources: c, Plan: prepared, Message: &routerv1.WatchCatalogResponse{Catalog: m}, access: granted}
 	close(p.changed)
 	p.changed = make(chan struct{})
 	return p.now
@@ -154,7 +159,19 @@ func build(c *resources.Catalog, prepared *plan.Plan, states States, verdicts Ve
 			})
 		}
 	}
-	for _, m := range prepared.Models {
+	offered := func(models map[string]*plan.Model) []*routerv1.Model { return offers(models, lengths, ready) }
+	out.Models = offered(prepared.Models)
+	for _, name := range slices.Sorted(maps.Keys(prepared.Pools)) {
+		out.Pools = append(out.Pools, &routerv1.Pool{Name: name, Models: offered(prepared.Pools[name])})
+	}
+	return out
+}
+
+// offers are models by name, with the lengths of their profiles and the worker
+// sets that are ready.
+func offers(models map[string]*plan.Model, lengths map[*resources.Profile]int, ready map[*resources.WorkerSet]bool) []*routerv1.Model {
+	var out []*routerv1.Model
+	for _, m := range models {
 		pm := &routerv1.Model{Name: m.Name, Root: m.Root, ReadsTags: m.Policies.ReadsTags(m.Name), ReadsHeaders: m.Policies.ReadsHeaders(m.Name)}
 		for _, o := range m.Offers {
 			if o.Pool != m.Pool {
@@ -170,9 +187,10 @@ func build(c *resources.Catalog, prepared *plan.Plan, states States, verdicts Ve
 				pm.Considered = append(pm.Considered, p.ID)
 			}
 		}
-		pm.External, pm.Ready = external, pm.Ready || len(m.External) > 0
-		out.Models = append(out.Models, pm)
+		pm.External = external
+		pm.Ready = pm.Ready || slices.ContainsFunc(m.External, func(o resources.ExternalOffer) bool { return o.Pool == m.Pool })
+		out = append(out, pm)
 	}
-	slices.SortFunc(out.Models, func(a, b *routerv1.Model) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(out, func(a, b *routerv1.Model) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }
