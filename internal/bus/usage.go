@@ -100,48 +100,62 @@ type UsageMessage struct {
 	Data        []byte
 }
 
-// PublishUsage sends events and waits until they are stored. It returns those
-// that are not, with the first reason: sending them again is safe. All are tried.
-func (c *Conn) PublishUsage(ctx context.Context, s UsageSettings, messages []UsageMessage) (left []UsageMessage, err error) {
+// UsageResult tells what became of events that were published.
+type UsageResult struct {
+	// Left are those that are not known to be stored: sending them again is safe.
+	Left []UsageMessage
+	// Err is the first reason; nil if nothing is left.
+	Err error
+	// Low and High are the smallest and largest number that the stream gave to those
+	// that it stored now; 0: it stored none. A number that is not above all
+	// earlier ones tells that the stream lost messages.
+	Low, High uint64
+}
+
+// PublishUsage sends events and waits until they are stored, ctx is done or an
+// acknowledgement fails to come for 5 s. All are tried. The stream is made with
+// settings s where it is missing.
+func (c *Conn) PublishUsage(ctx context.Context, s UsageSettings, messages []UsageMessage) (r UsageResult) {
 	futures := make([]jetstream.PubAckFuture, len(messages))
 	for i, m := range messages {
 		msg := &nats.Msg{Subject: m.Subject, Data: m.Data, Header: nats.Header{
 			nats.MsgIdHdr:  {m.ID},
 			"Content-Type": {"application/cloudevents+json; charset=UTF-8"},
 		}}
-		f, perr := c.js.PublishMsgAsync(msg, jetstream.WithStallWait(stallWait))
-		if perr != nil {
-			err = errors.Join(err, perr)
+		f, err := c.js.PublishMsgAsync(msg, jetstream.WithStallWait(stallWait))
+		if err != nil {
+			r.Err = err
 			break
 		}
 		futures[i] = f
 	}
 	for i, f := range futures {
-		if f == nil {
-			left = append(left, messages[i])
-			continue
+		var err error
+		if f != nil {
+			select {
+			case ack := <-f.Ok():
+				if !ack.Duplicate {
+					r.High = max(r.High, ack.Sequence)
+					if r.Low == 0 || ack.Sequence < r.Low {
+						r.Low = ack.Sequence
+					}
+				}
+				continue
+			case err = <-f.Err():
+			case <-ctx.Done():
+				err = ctx.Err()
+			}
 		}
-		var ferr error
-		select {
-		case <-f.Ok():
-			continue
-		case ferr = <-f.Err():
-		case <-ctx.Done():
-			ferr = ctx.Err()
-		}
-		left = append(left, messages[i])
-		if err == nil {
-			err = ferr
+		r.Left = append(r.Left, messages[i])
+		if r.Err == nil {
+			r.Err = err
 		}
 	}
-	if noStream(err) {
+	if noStream(r.Err) {
 		// A failure shows in the next publish.
 		_, _ = c.EnsureUsageStream(ctx, s)
 	}
-	if err != nil {
-		return left, fmt.Errorf("publish usage: %w", err)
-	}
-	return nil, nil
+	return r
 }
 
 // UsageDelivery is one message of the stream.

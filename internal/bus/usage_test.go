@@ -146,7 +146,7 @@ func TestUsageStreamSurvivesRestart(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
 		for len(list) > 0 && ctx.Err() == nil {
-			list, _ = c.PublishUsage(ctx, bus.UsageSettings{}, list)
+			list = c.PublishUsage(ctx, bus.UsageSettings{}, list).Left
 		}
 		if len(list) > 0 {
 			t.Fatalf("%d events were not stored", len(list))
@@ -209,11 +209,15 @@ func TestUsageConsumerStartsOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
-	if _, err := c.PublishUsage(t.Context(), bus.UsageSettings{}, usageMessages(0, 1)); err == nil {
-		t.Log("the stream was there")
+	// The first finds no stream, and makes it.
+	if r := c.PublishUsage(t.Context(), bus.UsageSettings{}, usageMessages(0, 1)); len(r.Left) != 1 || r.Err == nil {
+		t.Errorf("without a stream: got %+v", r)
 	}
-	if left, err := c.PublishUsage(t.Context(), bus.UsageSettings{}, usageMessages(0, 1200)); err != nil || len(left) > 0 {
-		t.Fatalf("publish: %v", err)
+	if r := c.PublishUsage(t.Context(), bus.UsageSettings{}, usageMessages(0, 1200)); r.Err != nil || len(r.Left) > 0 || r.Low != 1 || r.High != 1200 {
+		t.Fatalf("publish: %+v", r)
+	}
+	if r := c.PublishUsage(t.Context(), bus.UsageSettings{}, usageMessages(0, 1)); r.Err != nil || r.Low != 0 {
+		t.Errorf("publish again: got %+v, want no number", r)
 	}
 	for _, name := range []string{"one", "two"} { // a new store has a new consumer
 		ctx, cancel := context.WithCancel(t.Context())
