@@ -41,7 +41,7 @@ func (x *exchange) attributesOf() (*routerv1.Attributes, *openai.Error) {
 		}
 		a.Qos = asked // the highest is everybody's, so it can only lower
 	}
-	if x.model.ReadsHeaders {
+	if x.model.ReadsHeaders || x.limits.table.Load().ReadsHeaders() {
 		a.Headers = map[string]string{}
 		n := 0
 		for name, values := range proxy.CleanHeader(x.r.Header) {

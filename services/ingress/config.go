@@ -16,8 +16,8 @@ type Config struct {
 	Listen string
 	// Listener is an open port to serve on.
 	Listener net.Listener
-	// RouterURL is where the router is.
-	RouterURL string
+	// RouterURL is where the router is, LimiterURL the limiter.
+	RouterURL, LimiterURL string
 
 	// MaxBody bounds a request body in bytes, MaxBodies all bodies in memory
 	// together, MaxHeader the headers of a request, MaxDepth the nesting of
@@ -48,6 +48,20 @@ type Config struct {
 	// ParityInterval is the time between two checks that a worker makes the
 	// same token ids.
 	ParityInterval time.Duration
+
+	// LimiterTimeout bounds the wait for the limiter. LimitTTL is when what was
+	// reserved is given back after the death of this process, LimitLeaseTTL when
+	// shares of buckets are.
+	LimiterTimeout, LimitTTL, LimitLeaseTTL time.Duration
+	// LimitNoLeases asks the limiter for each request.
+	LimitNoLeases bool
+	// LimitExact reserves all output that a request asks for, whatever was learned.
+	LimitExact bool
+	// LimitReplicas is the number of ingress processes that share limits while the
+	// limiter is away and has not told it.
+	LimitReplicas int
+	// LimitSpill is a file for settlements that do not fit in memory.
+	LimitSpill string
 }
 
 // Flags implements daemon.Service.
@@ -55,6 +69,14 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	c.defaults()
 	fs.StringVar(&c.Listen, "listen", c.Listen, "address of the OpenAI endpoint")
 	fs.StringVar(&c.RouterURL, "router-url", c.RouterURL, "URL of the router")
+	fs.StringVar(&c.LimiterURL, "limiter-url", c.LimiterURL, "URL of the limiter; asked only for requests that have limits")
+	fs.DurationVar(&c.LimiterTimeout, "limiter-timeout", c.LimiterTimeout, "time for the limiter to decide; then onUnavailable of each limit holds")
+	fs.DurationVar(&c.LimitTTL, "limit-ttl", c.LimitTTL, "time after which what was reserved is given back when this process dies")
+	fs.BoolVar(&c.LimitNoLeases, "limit-no-leases", c.LimitNoLeases, "ask the limiter for each request instead of spending shares of limits: exact, and slower")
+	fs.DurationVar(&c.LimitLeaseTTL, "limit-lease-ttl", c.LimitLeaseTTL, "time after which shares of limits are given back when this process dies")
+	fs.BoolVar(&c.LimitExact, "limit-exact", c.LimitExact, "reserve all output that a request asks for, even if the tenant's answers are far shorter")
+	fs.IntVar(&c.LimitReplicas, "limit-replicas", c.LimitReplicas, "ingress processes that share a limit while the limiter is away and has not told how many there are")
+	fs.StringVar(&c.LimitSpill, "limit-spill", c.LimitSpill, "file for settlements that do not fit in memory while the limiter is away; empty: they are dropped and counted")
 	fs.Int64Var(&c.MaxBody, "max-body", c.MaxBody, "longest request body in bytes")
 	fs.Int64Var(&c.MaxBodies, "max-bodies", c.MaxBodies, "bytes of all request bodies in memory together")
 	fs.IntVar(&c.MaxHeader, "max-header", c.MaxHeader, "longest request header in bytes")
@@ -80,6 +102,11 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 func (c *Config) defaults() {
 	or(&c.Listen, "127.0.0.1:8080")
 	or(&c.RouterURL, "http://127.0.0.1:7102")
+	or(&c.LimiterURL, "http://127.0.0.1:7104")
+	or(&c.LimiterTimeout, 50*time.Millisecond)
+	or(&c.LimitTTL, 30*time.Second)
+	or(&c.LimitLeaseTTL, 3*time.Second)
+	or(&c.LimitReplicas, 1)
 	or(&c.MaxBody, 16<<20)
 	or(&c.MaxBodies, 1<<30)
 	or(&c.MaxHeader, 64<<10)
@@ -112,8 +139,10 @@ func or[T comparable](p *T, value T) {
 // Validate joins all faults of the settings.
 func (c *Config) Validate() error {
 	var faults []error
-	if u, err := url.Parse(c.RouterURL); err != nil || u.Scheme == "" || u.Host == "" {
-		faults = append(faults, fmt.Errorf("router-url %q is no URL", c.RouterURL))
+	for name, v := range map[string]string{"router-url": c.RouterURL, "limiter-url": c.LimiterURL} {
+		if u, err := url.Parse(v); err != nil || u.Scheme == "" || u.Host == "" {
+			faults = append(faults, fmt.Errorf("%s %q is no URL", name, v))
+		}
 	}
 	for name, v := range map[string]int64{
 		"max-body": c.MaxBody, "max-bodies": c.MaxBodies, "max-header": int64(c.MaxHeader), "max-depth": int64(c.MaxDepth), "max-answer": c.MaxAnswer,
@@ -121,7 +150,8 @@ func (c *Config) Validate() error {
 		"route-timeout": int64(c.RouteTimeout), "connect-timeout": int64(c.ConnectTimeout), "first-byte-timeout": int64(c.FirstByteTimeout),
 		"idle-timeout": int64(c.IdleTimeout), "total-timeout": int64(c.TotalTimeout), "write-timeout": int64(c.WriteTimeout), "keep-alive": int64(c.KeepAlive),
 		"worker-connections": int64(c.WorkerConnections), "token-cache": int64(c.TokenCacheBytes), "prompt-timeout": int64(c.PromptTimeout), "prompt-retry": int64(c.PromptRetry),
-		"parity-interval": int64(c.ParityInterval),
+		"parity-interval": int64(c.ParityInterval), "limiter-timeout": int64(c.LimiterTimeout), "limit-ttl": int64(c.LimitTTL), "limit-lease-ttl": int64(c.LimitLeaseTTL),
+		"limit-replicas": int64(c.LimitReplicas),
 	} {
 		if v < 0 {
 			faults = append(faults, fmt.Errorf("%s is negative", name))

@@ -322,7 +322,9 @@ func TestCredentialHeaders(t *testing.T) {
 	if h.Get("X-Session-Id") != "s" || h.Get("User-Agent") != "u" {
 		t.Errorf("the worker got %v", h)
 	}
-	if resp.Header.Get("Alt-Svc") != "" || resp.Header.Get("X-Ratelimit-Remaining-Tokens") != "5" {
+	// What is left of our account with a provider is nobody's business, and no limit
+	// of the client's.
+	if resp.Header.Get("Alt-Svc") != "" || resp.Header.Get("X-Ratelimit-Remaining-Tokens") != "" {
 		t.Errorf("the client got %v", resp.Header)
 	}
 }

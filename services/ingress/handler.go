@@ -63,6 +63,7 @@ func (v *server) post(w http.ResponseWriter, r *http.Request, a *admission, rout
 	v.metrics.active.Add(v.ctx, 1)
 	defer func() { // whatever happens, the router's ledger gets its end
 		v.metrics.active.Add(v.ctx, -1)
+		x.settle()
 		if x.routed {
 			x.compareCount()
 			v.reports.Done(id, x.outcome(), x.reported(), func() { v.ids.Delete(id) })

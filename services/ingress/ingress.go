@@ -49,6 +49,7 @@ type server struct {
 	parity   *parity.Checker
 	proxy    *proxy.Proxy
 	reports  *report.Queue
+	limits   limiting
 	metrics  *metrics
 	tracer   trace.Tracer
 	bodies   atomic.Int64 // bytes of request bodies in memory
@@ -104,6 +105,11 @@ func (s *Service) Run(ctx context.Context) error {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer stop()
+	settled, err := v.startLimiting(reporting)
+	if err != nil {
+		return err
+	}
+	defer settled()
 	if err := m.observe(v.parity); err != nil {
 		return err
 	}
@@ -141,6 +147,7 @@ func (v *server) watch(ctx context.Context) {
 				retry.Reset(v.PromptRetry)
 			}
 			v.parity.Watch(view)
+			v.limit(view)
 			if v.view.Swap(view) == nil {
 				daemon.Ready(v.ctx, v.ctx.Err() == nil)
 			}

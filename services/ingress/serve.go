@@ -61,6 +61,7 @@ type exchange struct {
 	bodyIDs  *prompt.Prompt
 
 	attributes *routerv1.Attributes // for policies
+	limited    limited
 	retry      retry
 
 	routed   bool // the router has it in its ledger
@@ -101,9 +102,15 @@ func (x *exchange) serve() {
 		x.attributes, e = x.attributesOf()
 	}
 	if e == nil {
+		e = x.bound()
+	}
+	if e == nil {
 		x.prompts = x.server.prompts.Make(x.ctx, &x.req, x.model.Considered)
 		x.metrics.prompts(x.server.ctx, x.prompts)
 		e = x.fits()
+	}
+	if e == nil {
+		e = x.reserve()
 	}
 	if e == nil {
 		e = x.forward()
@@ -324,11 +331,14 @@ func (x *exchange) attempt(endpoint *routerv1.Endpoint, header http.Header) {
 	if endpoint.DataParallelRank != nil {
 		header.Set("X-Data-Parallel-Rank", strconv.Itoa(int(endpoint.GetDataParallelRank())))
 	}
+	free := x.limits.occupancy.Enter(endpoint.GetWorker(), time.Now())
 	x.result = x.proxy.Do(x.ctx, x.w, &proxy.Call{
 		URL: strings.TrimRight(endpoint.GetUrl(), "/"), Path: x.req.Route.Path(), Header: header, Body: body, Stream: x.req.Stream,
 		Model: openai.AppendString(nil, x.req.Model), HideUsage: x.req.Stream && !x.req.IncludeUsage,
+		HideRunning: x.req.Stream && !x.req.ContinuousUsage, Choices: x.perPrompt(), Prompts: x.req.Prompts, OnUsage: x.measured.progress,
 		OnFirst: func(sinceSent time.Duration) { x.reports.FirstToken(x.id, sinceSent) },
 	})
+	x.limited.gpu = free(time.Now())
 	if x.result.Committed && x.result.Reason != proxy.Served && x.result.Reason != proxy.Canceled {
 		daemon.Logger(x.server.ctx).Warn("worker failed in the middle of a stream", "request_id", x.id, "worker", endpoint.GetWorker(),
 			"reason", string(x.result.Reason), "err", x.result.Cause)
@@ -347,18 +357,14 @@ func (x *exchange) bodyFor(endpoint *routerv1.Endpoint) ([]byte, error) {
 	if x.body != nil && kind == x.bodyKind {
 		return x.body, nil
 	}
-	var changes []openai.Change
+	changes := slices.Clip(x.limited.changes)
 	if name != x.req.Model {
 		changes = append(changes, openai.Set(openai.AppendString(nil, name), "model"))
 	}
 	if endpoint.GetProvider() != "" { // it would not know what is the engine's own
 		changes = append(changes, openai.Remove("cache_salt"), openai.Remove("kv_transfer_params"))
 	}
-	if x.req.Stream && !x.req.IncludeUsage {
-		changes = append(changes, openai.Set([]byte("true"), "stream_options", "include_usage"),
-			// Without include_usage it had no effect; with ours it would.
-			openai.Remove("stream_options", "continuous_usage_stats"))
-	}
+	changes = append(changes, x.askForUsage(endpoint.GetProvider() != "")...)
 	if ids != nil {
 		list := make([]byte, 0, 7*len(ids.IDs)+2)
 		list = append(list, '[')

@@ -22,6 +22,8 @@ const (
 	farMore = 2
 	// unknownGPU is reserved while nothing is known.
 	unknownGPU = time.Second
+	// unknownPace is what an engine is taken to generate, in tokens a second.
+	unknownPace = 20
 
 	maxLearned = 4096
 	// MaxChoices bounds n. vLLM takes no more.
@@ -50,7 +52,8 @@ type pair struct{ tenant, model string }
 
 type learned struct {
 	output, gpu histogram
-	lent        int64 // tokens, of requests in flight
+	lent        int64   // tokens, of requests in flight
+	pace        float64 // tokens a second of one choice, a moving mean
 }
 
 // Ask is what decides how long answers may get.
@@ -141,9 +144,9 @@ func (l *Learner) Return(e *Estimate) {
 	e.lent = 0
 }
 
-// Learn takes in an answer that was complete: the tokens of each choice, and
-// the time of one device.
-func (l *Learner) Learn(tenant, model string, output int64, gpu time.Duration) {
+// Learn takes in an answer that was complete: the tokens of each choice, the
+// time of one device, and how long it took.
+func (l *Learner) Learn(tenant, model string, output int64, gpu, took time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := pair{tenant, model}
@@ -153,6 +156,49 @@ func (l *Learner) Learn(tenant, model string, output int64, gpu time.Duration) {
 	}
 	known.output.add(clamp(output))
 	known.gpu.add(max(0, gpu.Microseconds()))
+	if took > 0 && output > 0 {
+		pace := float64(clamp(output)) / took.Seconds()
+		if known.pace > 0 {
+			pace = known.pace + (pace-known.pace)/16
+		}
+		known.pace = pace
+	}
+}
+
+// Pace is about how many tokens of one choice were generated in a time.
+func (l *Learner) Pace(tenant, model string, d time.Duration) int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	pace := float64(unknownPace)
+	if known := l.pairs[pair{tenant, model}]; known != nil && known.pace > 0 {
+		pace = known.pace
+	}
+	return clamp(int64(pace * max(0, d.Seconds())))
+}
+
+// Lend is how much may be left out of what requests reserve, in tokens: what the
+// smallest of the limits holds that count output.
+func Lend(charges []Charge) int64 {
+	least := int64(maxTokens)
+	for i := range charges {
+		if l := charges[i].Limit; !l.Shadow && (l.Count == OutputTokens || l.Count == TotalTokens) {
+			least = min(least, l.Bucket()/l.Scale)
+		}
+	}
+	return least
+}
+
+// Reserve is the amount to reserve of a charge. What is only guessed does not
+// make a request too large for good.
+func (c *Charge) Reserve(u *Use, e *Estimate) int64 {
+	n := c.Limit.Amount(u)
+	bucket := c.Limit.Bucket()
+	if n <= bucket || !e.Guess && c.Limit.Count != GPUTime {
+		return n
+	}
+	without := *u
+	without.Output, without.GPU = 0, 0
+	return max(bucket, c.Limit.Amount(&without))
 }
 
 // add makes room for a pair if need be: of all pairs any may go.

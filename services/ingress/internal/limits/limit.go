@@ -91,7 +91,7 @@ func (l *Limit) Budget() bool { return l.Calendar != nil || l.Count == Cost }
 func Compile(owner string, policy bool, in *routerv1.Limit) (*Limit, error) {
 	l := &Limit{
 		Name: in.GetName(), Owner: owner, Policy: policy, Scale: 1, OnUnavailable: in.GetOnUnavailable(), Shadow: in.GetShadow(),
-		Window: in.GetWindow().AsDuration(), Burst: in.GetBurst().AsDuration(), Calendar: in.GetCalendar(), 
+		Window: in.GetWindow().AsDuration(), Burst: in.GetBurst().AsDuration(), Calendar: in.GetCalendar(),
 	}
 	if err := l.quantity(in); err != nil {
 		return nil, fmt.Errorf("limit %s of %s: %w", l.Name, owner, err)

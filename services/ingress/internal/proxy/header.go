@@ -16,13 +16,13 @@ var private = map[string]bool{
 	"Content-Type": true, "Date": true, "Server": true, "Alt-Svc": true,
 	"Authorization": true, "Www-Authenticate": true, "Api-Key": true, "X-Api-Key": true, "Cookie": true, "Set-Cookie": true,
 	"Forwarded": true, "X-Real-Ip": true, "True-Client-Ip": true, "Cf-Connecting-Ip": true, "Via": true, "Traceparent": true, "Tracestate": true, "Baggage": true,
-	"X-Request-Id": true,
+	"X-Request-Id": true, "X-Should-Retry": true, "Retry-After": true, "Retry-After-Ms": true,
 	// Engine controls that only the control plane may use.
 	"X-Data-Parallel-Rank": true, "X-Vllm-Priority": true, "Endpoint-Load-Metrics-Format": true, "Endpoint-Load-Metrics": true,
 	"Idempotency-Key": true, "X-Idempotency-Key": true,
 }
 
-var privatePrefixes = [...]string{"L5d-", "X-Kinference-", "X-Forwarded-", "X-Envoy-", "X-B3-"}
+var privatePrefixes = [...]string{"L5d-", "X-Kinference-", "X-Forwarded-", "X-Envoy-", "X-B3-", "X-Ratelimit-", "Anthropic-Ratelimit-"}
 
 // secrets are words in the names that clouds, proxies and SDKs give to
 // credentials. No engine reads a header with one of them.
