@@ -935,8 +935,13 @@ type RouteResponse struct {
 	Endpoints []*Endpoint            `protobuf:"bytes,1,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
 	// Most attempts in all, and the failures after which the next endpoint is tried
 	// (ConnectFailure, 5xx, Overloaded, Timeout); 0 and empty where no policy says.
-	Attempts      uint32   `protobuf:"varint,2,opt,name=attempts,proto3" json:"attempts,omitempty"`
-	RetryOn       []string `protobuf:"bytes,3,rep,name=retry_on,json=retryOn,proto3" json:"retry_on,omitempty"`
+	Attempts uint32   `protobuf:"varint,2,opt,name=attempts,proto3" json:"attempts,omitempty"`
+	RetryOn  []string `protobuf:"bytes,3,rep,name=retry_on,json=retryOn,proto3" json:"retry_on,omitempty"`
+	// The rule that decided, as namespace/policy/rule, the pool as namespace/name,
+	// and how long the request waited in the router's queue.
+	Rule          string               `protobuf:"bytes,4,opt,name=rule,proto3" json:"rule,omitempty"`
+	Pool          string               `protobuf:"bytes,5,opt,name=pool,proto3" json:"pool,omitempty"`
+	Queued        *durationpb.Duration `protobuf:"bytes,6,opt,name=queued,proto3" json:"queued,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -988,6 +993,27 @@ func (x *RouteResponse) GetAttempts() uint32 {
 func (x *RouteResponse) GetRetryOn() []string {
 	if x != nil {
 		return x.RetryOn
+	}
+	return nil
+}
+
+func (x *RouteResponse) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *RouteResponse) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *RouteResponse) GetQueued() *durationpb.Duration {
+	if x != nil {
+		return x.Queued
 	}
 	return nil
 }
@@ -1776,6 +1802,8 @@ type Catalog struct {
 	Tenants []*Tenant `protobuf:"bytes,9,rep,name=tenants,proto3" json:"tenants,omitempty"`
 	// Policies that have limits, in the order in which they apply.
 	LimitPolicies []*LimitPolicy `protobuf:"bytes,10,rep,name=limit_policies,json=limitPolicies,proto3" json:"limit_policies,omitempty"`
+	// What backends cost, as far as the resources say.
+	Prices        []*Price `protobuf:"bytes,20,rep,name=prices,proto3" json:"prices,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1880,6 +1908,129 @@ func (x *Catalog) GetLimitPolicies() []*LimitPolicy {
 	return nil
 }
 
+func (x *Catalog) GetPrices() []*Price {
+	if x != nil {
+		return x.Prices
+	}
+	return nil
+}
+
+// Price is what one model of a provider, or the workers of a set, cost.
+type Price struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Worker set or provider as namespace/name.
+	Backend string `protobuf:"bytes,1,opt,name=backend,proto3" json:"backend,omitempty"`
+	// Upstream model of the provider; empty for a worker set.
+	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
+	// ISO 4217.
+	Currency string `protobuf:"bytes,3,opt,name=currency,proto3" json:"currency,omitempty"`
+	// Decimals for a million tokens; empty where tokens have no price.
+	Input       string `protobuf:"bytes,4,opt,name=input,proto3" json:"input,omitempty"`
+	CachedInput string `protobuf:"bytes,5,opt,name=cached_input,json=cachedInput,proto3" json:"cached_input,omitempty"`
+	Output      string `protobuf:"bytes,6,opt,name=output,proto3" json:"output,omitempty"`
+	// Decimal for an hour of all devices of one worker; empty without.
+	Hourly string `protobuf:"bytes,7,opt,name=hourly,proto3" json:"hourly,omitempty"`
+	// Names these prices for ever: the backend and a digest of them.
+	Version string `protobuf:"bytes,8,opt,name=version,proto3" json:"version,omitempty"`
+	// Names under which clients may ask for it.
+	Names         []string `protobuf:"bytes,9,rep,name=names,proto3" json:"names,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Price) Reset() {
+	*x = Price{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Price) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Price) ProtoMessage() {}
+
+func (x *Price) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Price.ProtoReflect.Descriptor instead.
+func (*Price) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Price) GetBackend() string {
+	if x != nil {
+		return x.Backend
+	}
+	return ""
+}
+
+func (x *Price) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *Price) GetCurrency() string {
+	if x != nil {
+		return x.Currency
+	}
+	return ""
+}
+
+func (x *Price) GetInput() string {
+	if x != nil {
+		return x.Input
+	}
+	return ""
+}
+
+func (x *Price) GetCachedInput() string {
+	if x != nil {
+		return x.CachedInput
+	}
+	return ""
+}
+
+func (x *Price) GetOutput() string {
+	if x != nil {
+		return x.Output
+	}
+	return ""
+}
+
+func (x *Price) GetHourly() string {
+	if x != nil {
+		return x.Hourly
+	}
+	return ""
+}
+
+func (x *Price) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *Price) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
 // Pool is what may be reached through a GatewayBackend.
 type Pool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1893,7 +2044,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1905,7 +2056,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1918,7 +2069,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{19}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Pool) GetName() string {
@@ -1967,7 +2118,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1979,7 +2130,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1992,7 +2143,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{20}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Backend) GetName() string {
@@ -2101,7 +2252,7 @@ type JwtIssuer struct {
 
 func (x *JwtIssuer) Reset() {
 	*x = JwtIssuer{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2113,7 +2264,7 @@ func (x *JwtIssuer) String() string {
 func (*JwtIssuer) ProtoMessage() {}
 
 func (x *JwtIssuer) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2126,7 +2277,7 @@ func (x *JwtIssuer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JwtIssuer.ProtoReflect.Descriptor instead.
 func (*JwtIssuer) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{21}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *JwtIssuer) GetIssuer() string {
@@ -2192,7 +2343,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2204,7 +2355,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2217,7 +2368,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{22}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Tenant) GetName() string {
@@ -2330,7 +2481,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2342,7 +2493,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2355,7 +2506,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{23}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Key) GetId() string {
@@ -2405,7 +2556,7 @@ type ClaimIdentity struct {
 
 func (x *ClaimIdentity) Reset() {
 	*x = ClaimIdentity{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2417,7 +2568,7 @@ func (x *ClaimIdentity) String() string {
 func (*ClaimIdentity) ProtoMessage() {}
 
 func (x *ClaimIdentity) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2430,7 +2581,7 @@ func (x *ClaimIdentity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimIdentity.ProtoReflect.Descriptor instead.
 func (*ClaimIdentity) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{24}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ClaimIdentity) GetIssuer() string {
@@ -2473,7 +2624,7 @@ type LimitPolicy struct {
 
 func (x *LimitPolicy) Reset() {
 	*x = LimitPolicy{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2485,7 +2636,7 @@ func (x *LimitPolicy) String() string {
 func (*LimitPolicy) ProtoMessage() {}
 
 func (x *LimitPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2498,7 +2649,7 @@ func (x *LimitPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitPolicy.ProtoReflect.Descriptor instead.
 func (*LimitPolicy) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{25}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *LimitPolicy) GetName() string {
@@ -2567,7 +2718,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2579,7 +2730,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2592,7 +2743,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{26}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Limit) GetName() string {
@@ -2747,7 +2898,7 @@ type TokenLimit struct {
 
 func (x *TokenLimit) Reset() {
 	*x = TokenLimit{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2759,7 +2910,7 @@ func (x *TokenLimit) String() string {
 func (*TokenLimit) ProtoMessage() {}
 
 func (x *TokenLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2772,7 +2923,7 @@ func (x *TokenLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenLimit.ProtoReflect.Descriptor instead.
 func (*TokenLimit) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{27}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *TokenLimit) GetSort() TokenSort {
@@ -2822,7 +2973,7 @@ type CostLimit struct {
 
 func (x *CostLimit) Reset() {
 	*x = CostLimit{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2834,7 +2985,7 @@ func (x *CostLimit) String() string {
 func (*CostLimit) ProtoMessage() {}
 
 func (x *CostLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2847,7 +2998,7 @@ func (x *CostLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CostLimit.ProtoReflect.Descriptor instead.
 func (*CostLimit) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{28}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CostLimit) GetAmountMicros() int64 {
@@ -2876,7 +3027,7 @@ type Calendar struct {
 
 func (x *Calendar) Reset() {
 	*x = Calendar{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2888,7 +3039,7 @@ func (x *Calendar) String() string {
 func (*Calendar) ProtoMessage() {}
 
 func (x *Calendar) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2901,7 +3052,7 @@ func (x *Calendar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Calendar.ProtoReflect.Descriptor instead.
 func (*Calendar) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{29}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Calendar) GetPeriod() CalendarPeriod {
@@ -2944,7 +3095,7 @@ type Model struct {
 
 func (x *Model) Reset() {
 	*x = Model{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2956,7 +3107,7 @@ func (x *Model) String() string {
 func (*Model) ProtoMessage() {}
 
 func (x *Model) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2969,7 +3120,7 @@ func (x *Model) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Model.ProtoReflect.Descriptor instead.
 func (*Model) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{30}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Model) GetName() string {
@@ -3065,7 +3216,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3077,7 +3228,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3090,7 +3241,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{31}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Profile) GetId() string {
@@ -3191,7 +3342,7 @@ type Worker struct {
 
 func (x *Worker) Reset() {
 	*x = Worker{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3203,7 +3354,7 @@ func (x *Worker) String() string {
 func (*Worker) ProtoMessage() {}
 
 func (x *Worker) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3216,7 +3367,7 @@ func (x *Worker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Worker.ProtoReflect.Descriptor instead.
 func (*Worker) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{32}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Worker) GetUid() string {
@@ -3306,7 +3457,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3318,7 +3469,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3331,7 +3482,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{33}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ExplainRequest) GetRequestId() string {
@@ -3351,7 +3502,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3363,7 +3514,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3376,7 +3527,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{34}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ExplainResponse) GetDecision() *Decision {
@@ -3418,7 +3569,7 @@ type Decision struct {
 
 func (x *Decision) Reset() {
 	*x = Decision{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3430,7 +3581,7 @@ func (x *Decision) String() string {
 func (*Decision) ProtoMessage() {}
 
 func (x *Decision) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3443,7 +3594,7 @@ func (x *Decision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Decision.ProtoReflect.Descriptor instead.
 func (*Decision) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{35}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Decision) GetRequestId() string {
@@ -3578,7 +3729,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3590,7 +3741,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3603,7 +3754,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{36}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Candidate) GetWorker() string {
@@ -3723,7 +3874,7 @@ type Verdict struct {
 
 func (x *Verdict) Reset() {
 	*x = Verdict{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[37]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3735,7 +3886,7 @@ func (x *Verdict) String() string {
 func (*Verdict) ProtoMessage() {}
 
 func (x *Verdict) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[37]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3748,7 +3899,7 @@ func (x *Verdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Verdict.ProtoReflect.Descriptor instead.
 func (*Verdict) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{37}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Verdict) GetAction() string {
@@ -3795,7 +3946,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[38]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3807,7 +3958,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[38]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3820,7 +3971,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{38}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{39}
 }
 
 // StatusResponse is the state of the fleet as the router sees it.
@@ -3838,7 +3989,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[39]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3850,7 +4001,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[39]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3863,7 +4014,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{39}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *StatusResponse) GetCatalogVersion() uint64 {
@@ -3926,7 +4077,7 @@ type WorkerStatus struct {
 
 func (x *WorkerStatus) Reset() {
 	*x = WorkerStatus{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[40]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3938,7 +4089,7 @@ func (x *WorkerStatus) String() string {
 func (*WorkerStatus) ProtoMessage() {}
 
 func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[40]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3951,7 +4102,7 @@ func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStatus.ProtoReflect.Descriptor instead.
 func (*WorkerStatus) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{40}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *WorkerStatus) GetWorker() string {
@@ -4063,7 +4214,7 @@ type WorkerIndex struct {
 
 func (x *WorkerIndex) Reset() {
 	*x = WorkerIndex{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[41]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4075,7 +4226,7 @@ func (x *WorkerIndex) String() string {
 func (*WorkerIndex) ProtoMessage() {}
 
 func (x *WorkerIndex) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[41]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4088,7 +4239,7 @@ func (x *WorkerIndex) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerIndex.ProtoReflect.Descriptor instead.
 func (*WorkerIndex) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{41}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *WorkerIndex) GetLive() bool {
@@ -4156,7 +4307,7 @@ type ProfileStatus struct {
 
 func (x *ProfileStatus) Reset() {
 	*x = ProfileStatus{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[42]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4168,7 +4319,7 @@ func (x *ProfileStatus) String() string {
 func (*ProfileStatus) ProtoMessage() {}
 
 func (x *ProfileStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[42]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4181,7 +4332,7 @@ func (x *ProfileStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileStatus.ProtoReflect.Descriptor instead.
 func (*ProfileStatus) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{42}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ProfileStatus) GetProfile() string {
@@ -4294,7 +4445,7 @@ type CachedCounts struct {
 
 func (x *CachedCounts) Reset() {
 	*x = CachedCounts{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[43]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4306,7 +4457,7 @@ func (x *CachedCounts) String() string {
 func (*CachedCounts) ProtoMessage() {}
 
 func (x *CachedCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[43]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4319,7 +4470,7 @@ func (x *CachedCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CachedCounts.ProtoReflect.Descriptor instead.
 func (*CachedCounts) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{43}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CachedCounts) GetAgree() uint64 {
@@ -4410,11 +4561,14 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\n" +
 	"block_size\x18\x03 \x01(\rR\tblockSize\x12!\n" +
 	"\fblock_hashes\x18\x04 \x03(\x06R\vblockHashes\x12 \n" +
-	"\vapproximate\x18\x05 \x01(\bR\vapproximate\"\x84\x01\n" +
+	"\vapproximate\x18\x05 \x01(\bR\vapproximate\"\xdf\x01\n" +
 	"\rRouteResponse\x12<\n" +
 	"\tendpoints\x18\x01 \x03(\v2\x1e.kinference.router.v1.EndpointR\tendpoints\x12\x1a\n" +
 	"\battempts\x18\x02 \x01(\rR\battempts\x12\x19\n" +
-	"\bretry_on\x18\x03 \x03(\tR\aretryOn\"Q\n" +
+	"\bretry_on\x18\x03 \x03(\tR\aretryOn\x12\x12\n" +
+	"\x04rule\x18\x04 \x01(\tR\x04rule\x12\x12\n" +
+	"\x04pool\x18\x05 \x01(\tR\x04pool\x121\n" +
+	"\x06queued\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x06queued\"Q\n" +
 	"\tRejection\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x12\n" +
@@ -4466,7 +4620,7 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\x0eReportResponse\"\x15\n" +
 	"\x13WatchCatalogRequest\"O\n" +
 	"\x14WatchCatalogResponse\x127\n" +
-	"\acatalog\x18\x01 \x01(\v2\x1d.kinference.router.v1.CatalogR\acatalog\"\xd2\x04\n" +
+	"\acatalog\x18\x01 \x01(\v2\x1d.kinference.router.v1.CatalogR\acatalog\"\x87\x05\n" +
 	"\aCatalog\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x123\n" +
 	"\x06models\x18\x02 \x03(\v2\x1b.kinference.router.v1.ModelR\x06models\x129\n" +
@@ -4478,10 +4632,21 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\x05pools\x18\b \x03(\v2\x1a.kinference.router.v1.PoolR\x05pools\x126\n" +
 	"\atenants\x18\t \x03(\v2\x1c.kinference.router.v1.TenantR\atenants\x12H\n" +
 	"\x0elimit_policies\x18\n" +
-	" \x03(\v2!.kinference.router.v1.LimitPolicyR\rlimitPolicies\x1a9\n" +
+	" \x03(\v2!.kinference.router.v1.LimitPolicyR\rlimitPolicies\x123\n" +
+	"\x06prices\x18\x14 \x03(\v2\x1b.kinference.router.v1.PriceR\x06prices\x1a9\n" +
 	"\vEpochsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"O\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xec\x01\n" +
+	"\x05Price\x12\x18\n" +
+	"\abackend\x18\x01 \x01(\tR\abackend\x12\x14\n" +
+	"\x05model\x18\x02 \x01(\tR\x05model\x12\x1a\n" +
+	"\bcurrency\x18\x03 \x01(\tR\bcurrency\x12\x14\n" +
+	"\x05input\x18\x04 \x01(\tR\x05input\x12!\n" +
+	"\fcached_input\x18\x05 \x01(\tR\vcachedInput\x12\x16\n" +
+	"\x06output\x18\x06 \x01(\tR\x06output\x12\x16\n" +
+	"\x06hourly\x18\a \x01(\tR\x06hourly\x12\x18\n" +
+	"\aversion\x18\b \x01(\tR\aversion\x12\x14\n" +
+	"\x05names\x18\t \x03(\tR\x05names\"O\n" +
 	"\x04Pool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x123\n" +
 	"\x06models\x18\x02 \x03(\v2\x1b.kinference.router.v1.ModelR\x06models\"\xfc\x03\n" +
@@ -4786,7 +4951,7 @@ func file_kinference_router_v1_router_proto_rawDescGZIP() []byte {
 }
 
 var file_kinference_router_v1_router_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_kinference_router_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
+var file_kinference_router_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_kinference_router_v1_router_proto_goTypes = []any{
 	(ParityState)(0),             // 0: kinference.router.v1.ParityState
 	(ParityCause)(0),             // 1: kinference.router.v1.ParityCause
@@ -4815,119 +4980,122 @@ var file_kinference_router_v1_router_proto_goTypes = []any{
 	(*WatchCatalogRequest)(nil),  // 24: kinference.router.v1.WatchCatalogRequest
 	(*WatchCatalogResponse)(nil), // 25: kinference.router.v1.WatchCatalogResponse
 	(*Catalog)(nil),              // 26: kinference.router.v1.Catalog
-	(*Pool)(nil),                 // 27: kinference.router.v1.Pool
-	(*Backend)(nil),              // 28: kinference.router.v1.Backend
-	(*JwtIssuer)(nil),            // 29: kinference.router.v1.JwtIssuer
-	(*Tenant)(nil),               // 30: kinference.router.v1.Tenant
-	(*Key)(nil),                  // 31: kinference.router.v1.Key
-	(*ClaimIdentity)(nil),        // 32: kinference.router.v1.ClaimIdentity
-	(*LimitPolicy)(nil),          // 33: kinference.router.v1.LimitPolicy
-	(*Limit)(nil),                // 34: kinference.router.v1.Limit
-	(*TokenLimit)(nil),           // 35: kinference.router.v1.TokenLimit
-	(*CostLimit)(nil),            // 36: kinference.router.v1.CostLimit
-	(*Calendar)(nil),             // 37: kinference.router.v1.Calendar
-	(*Model)(nil),                // 38: kinference.router.v1.Model
-	(*Profile)(nil),              // 39: kinference.router.v1.Profile
-	(*Worker)(nil),               // 40: kinference.router.v1.Worker
-	(*ExplainRequest)(nil),       // 41: kinference.router.v1.ExplainRequest
-	(*ExplainResponse)(nil),      // 42: kinference.router.v1.ExplainResponse
-	(*Decision)(nil),             // 43: kinference.router.v1.Decision
-	(*Candidate)(nil),            // 44: kinference.router.v1.Candidate
-	(*Verdict)(nil),              // 45: kinference.router.v1.Verdict
-	(*StatusRequest)(nil),        // 46: kinference.router.v1.StatusRequest
-	(*StatusResponse)(nil),       // 47: kinference.router.v1.StatusResponse
-	(*WorkerStatus)(nil),         // 48: kinference.router.v1.WorkerStatus
-	(*WorkerIndex)(nil),          // 49: kinference.router.v1.WorkerIndex
-	(*ProfileStatus)(nil),        // 50: kinference.router.v1.ProfileStatus
-	(*CachedCounts)(nil),         // 51: kinference.router.v1.CachedCounts
-	nil,                          // 52: kinference.router.v1.Attributes.HeadersEntry
-	nil,                          // 53: kinference.router.v1.Catalog.EpochsEntry
-	(*durationpb.Duration)(nil),  // 54: google.protobuf.Duration
+	(*Price)(nil),                // 27: kinference.router.v1.Price
+	(*Pool)(nil),                 // 28: kinference.router.v1.Pool
+	(*Backend)(nil),              // 29: kinference.router.v1.Backend
+	(*JwtIssuer)(nil),            // 30: kinference.router.v1.JwtIssuer
+	(*Tenant)(nil),               // 31: kinference.router.v1.Tenant
+	(*Key)(nil),                  // 32: kinference.router.v1.Key
+	(*ClaimIdentity)(nil),        // 33: kinference.router.v1.ClaimIdentity
+	(*LimitPolicy)(nil),          // 34: kinference.router.v1.LimitPolicy
+	(*Limit)(nil),                // 35: kinference.router.v1.Limit
+	(*TokenLimit)(nil),           // 36: kinference.router.v1.TokenLimit
+	(*CostLimit)(nil),            // 37: kinference.router.v1.CostLimit
+	(*Calendar)(nil),             // 38: kinference.router.v1.Calendar
+	(*Model)(nil),                // 39: kinference.router.v1.Model
+	(*Profile)(nil),              // 40: kinference.router.v1.Profile
+	(*Worker)(nil),               // 41: kinference.router.v1.Worker
+	(*ExplainRequest)(nil),       // 42: kinference.router.v1.ExplainRequest
+	(*ExplainResponse)(nil),      // 43: kinference.router.v1.ExplainResponse
+	(*Decision)(nil),             // 44: kinference.router.v1.Decision
+	(*Candidate)(nil),            // 45: kinference.router.v1.Candidate
+	(*Verdict)(nil),              // 46: kinference.router.v1.Verdict
+	(*StatusRequest)(nil),        // 47: kinference.router.v1.StatusRequest
+	(*StatusResponse)(nil),       // 48: kinference.router.v1.StatusResponse
+	(*WorkerStatus)(nil),         // 49: kinference.router.v1.WorkerStatus
+	(*WorkerIndex)(nil),          // 50: kinference.router.v1.WorkerIndex
+	(*ProfileStatus)(nil),        // 51: kinference.router.v1.ProfileStatus
+	(*CachedCounts)(nil),         // 52: kinference.router.v1.CachedCounts
+	nil,                          // 53: kinference.router.v1.Attributes.HeadersEntry
+	nil,                          // 54: kinference.router.v1.Catalog.EpochsEntry
+	(*durationpb.Duration)(nil),  // 55: google.protobuf.Duration
 }
 var file_kinference_router_v1_router_proto_depIdxs = []int32{
 	12, // 0: kinference.router.v1.RouteRequest.prompts:type_name -> kinference.router.v1.Prompt
 	11, // 1: kinference.router.v1.RouteRequest.attributes:type_name -> kinference.router.v1.Attributes
-	52, // 2: kinference.router.v1.Attributes.headers:type_name -> kinference.router.v1.Attributes.HeadersEntry
+	53, // 2: kinference.router.v1.Attributes.headers:type_name -> kinference.router.v1.Attributes.HeadersEntry
 	15, // 3: kinference.router.v1.RouteResponse.endpoints:type_name -> kinference.router.v1.Endpoint
-	54, // 4: kinference.router.v1.Endpoint.predicted_ttft:type_name -> google.protobuf.Duration
-	19, // 5: kinference.router.v1.ReportRequest.reports:type_name -> kinference.router.v1.Report
-	17, // 6: kinference.router.v1.ReportRequest.parity:type_name -> kinference.router.v1.ParityReport
-	18, // 7: kinference.router.v1.ParityReport.verdicts:type_name -> kinference.router.v1.Parity
-	0,  // 8: kinference.router.v1.Parity.state:type_name -> kinference.router.v1.ParityState
-	1,  // 9: kinference.router.v1.Parity.cause:type_name -> kinference.router.v1.ParityCause
-	20, // 10: kinference.router.v1.Report.moved:type_name -> kinference.router.v1.Moved
-	21, // 11: kinference.router.v1.Report.first_token:type_name -> kinference.router.v1.FirstToken
-	22, // 12: kinference.router.v1.Report.done:type_name -> kinference.router.v1.Done
-	54, // 13: kinference.router.v1.FirstToken.ttft:type_name -> google.protobuf.Duration
-	2,  // 14: kinference.router.v1.Done.outcome:type_name -> kinference.router.v1.Outcome
-	26, // 15: kinference.router.v1.WatchCatalogResponse.catalog:type_name -> kinference.router.v1.Catalog
-	38, // 16: kinference.router.v1.Catalog.models:type_name -> kinference.router.v1.Model
-	39, // 17: kinference.router.v1.Catalog.profiles:type_name -> kinference.router.v1.Profile
-	40, // 18: kinference.router.v1.Catalog.workers:type_name -> kinference.router.v1.Worker
-	53, // 19: kinference.router.v1.Catalog.epochs:type_name -> kinference.router.v1.Catalog.EpochsEntry
-	28, // 20: kinference.router.v1.Catalog.backends:type_name -> kinference.router.v1.Backend
-	27, // 21: kinference.router.v1.Catalog.pools:type_name -> kinference.router.v1.Pool
-	30, // 22: kinference.router.v1.Catalog.tenants:type_name -> kinference.router.v1.Tenant
-	33, // 23: kinference.router.v1.Catalog.limit_policies:type_name -> kinference.router.v1.LimitPolicy
-	38, // 24: kinference.router.v1.Pool.models:type_name -> kinference.router.v1.Model
-	29, // 25: kinference.router.v1.Backend.jwt:type_name -> kinference.router.v1.JwtIssuer
-	54, // 26: kinference.router.v1.Backend.idle_timeout:type_name -> google.protobuf.Duration
-	54, // 27: kinference.router.v1.Backend.total_timeout:type_name -> google.protobuf.Duration
-	31, // 28: kinference.router.v1.Tenant.keys:type_name -> kinference.router.v1.Key
-	32, // 29: kinference.router.v1.Tenant.claims:type_name -> kinference.router.v1.ClaimIdentity
-	34, // 30: kinference.router.v1.Tenant.limits:type_name -> kinference.router.v1.Limit
-	34, // 31: kinference.router.v1.LimitPolicy.limits:type_name -> kinference.router.v1.Limit
-	3,  // 32: kinference.router.v1.Limit.per:type_name -> kinference.router.v1.LimitScope
-	35, // 33: kinference.router.v1.Limit.tokens:type_name -> kinference.router.v1.TokenLimit
-	36, // 34: kinference.router.v1.Limit.cost:type_name -> kinference.router.v1.CostLimit
-	54, // 35: kinference.router.v1.Limit.window:type_name -> google.protobuf.Duration
-	54, // 36: kinference.router.v1.Limit.burst:type_name -> google.protobuf.Duration
-	37, // 37: kinference.router.v1.Limit.calendar:type_name -> kinference.router.v1.Calendar
-	6,  // 38: kinference.router.v1.Limit.on_unavailable:type_name -> kinference.router.v1.OnUnavailable
-	4,  // 39: kinference.router.v1.TokenLimit.sort:type_name -> kinference.router.v1.TokenSort
-	5,  // 40: kinference.router.v1.Calendar.period:type_name -> kinference.router.v1.CalendarPeriod
-	0,  // 41: kinference.router.v1.Profile.parity:type_name -> kinference.router.v1.ParityState
-	1,  // 42: kinference.router.v1.Profile.parity_cause:type_name -> kinference.router.v1.ParityCause
-	54, // 43: kinference.router.v1.Worker.metrics_interval:type_name -> google.protobuf.Duration
-	43, // 44: kinference.router.v1.ExplainResponse.decision:type_name -> kinference.router.v1.Decision
-	44, // 45: kinference.router.v1.Decision.candidates:type_name -> kinference.router.v1.Candidate
-	54, // 46: kinference.router.v1.Decision.actual_ttft:type_name -> google.protobuf.Duration
-	45, // 47: kinference.router.v1.Decision.verdict:type_name -> kinference.router.v1.Verdict
-	45, // 48: kinference.router.v1.Decision.shadow:type_name -> kinference.router.v1.Verdict
-	54, // 49: kinference.router.v1.Candidate.predicted_ttft:type_name -> google.protobuf.Duration
-	54, // 50: kinference.router.v1.Candidate.predicted_wait:type_name -> google.protobuf.Duration
-	54, // 51: kinference.router.v1.Candidate.predicted_prefill:type_name -> google.protobuf.Duration
-	54, // 52: kinference.router.v1.Candidate.sample_age:type_name -> google.protobuf.Duration
-	48, // 53: kinference.router.v1.StatusResponse.workers:type_name -> kinference.router.v1.WorkerStatus
-	50, // 54: kinference.router.v1.StatusResponse.profiles:type_name -> kinference.router.v1.ProfileStatus
-	54, // 55: kinference.router.v1.WorkerStatus.sample_age:type_name -> google.protobuf.Duration
-	49, // 56: kinference.router.v1.WorkerStatus.index:type_name -> kinference.router.v1.WorkerIndex
-	0,  // 57: kinference.router.v1.WorkerStatus.tokens:type_name -> kinference.router.v1.ParityState
-	1,  // 58: kinference.router.v1.WorkerStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
-	54, // 59: kinference.router.v1.WorkerIndex.lag:type_name -> google.protobuf.Duration
-	7,  // 60: kinference.router.v1.ProfileStatus.source:type_name -> kinference.router.v1.TokenSource
-	0,  // 61: kinference.router.v1.ProfileStatus.tokens:type_name -> kinference.router.v1.ParityState
-	1,  // 62: kinference.router.v1.ProfileStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
-	0,  // 63: kinference.router.v1.ProfileStatus.cached:type_name -> kinference.router.v1.ParityState
-	1,  // 64: kinference.router.v1.ProfileStatus.cached_cause:type_name -> kinference.router.v1.ParityCause
-	51, // 65: kinference.router.v1.ProfileStatus.cached_counts:type_name -> kinference.router.v1.CachedCounts
-	10, // 66: kinference.router.v1.RouterService.Route:input_type -> kinference.router.v1.RouteRequest
-	16, // 67: kinference.router.v1.RouterService.Report:input_type -> kinference.router.v1.ReportRequest
-	24, // 68: kinference.router.v1.RouterService.WatchCatalog:input_type -> kinference.router.v1.WatchCatalogRequest
-	41, // 69: kinference.router.v1.RouterService.Explain:input_type -> kinference.router.v1.ExplainRequest
-	46, // 70: kinference.router.v1.RouterService.Status:input_type -> kinference.router.v1.StatusRequest
-	8,  // 71: kinference.router.v1.RouterService.ReviewToken:input_type -> kinference.router.v1.ReviewTokenRequest
-	13, // 72: kinference.router.v1.RouterService.Route:output_type -> kinference.router.v1.RouteResponse
-	23, // 73: kinference.router.v1.RouterService.Report:output_type -> kinference.router.v1.ReportResponse
-	25, // 74: kinference.router.v1.RouterService.WatchCatalog:output_type -> kinference.router.v1.WatchCatalogResponse
-	42, // 75: kinference.router.v1.RouterService.Explain:output_type -> kinference.router.v1.ExplainResponse
-	47, // 76: kinference.router.v1.RouterService.Status:output_type -> kinference.router.v1.StatusResponse
-	9,  // 77: kinference.router.v1.RouterService.ReviewToken:output_type -> kinference.router.v1.ReviewTokenResponse
-	72, // [72:78] is the sub-list for method output_type
-	66, // [66:72] is the sub-list for method input_type
-	66, // [66:66] is the sub-list for extension type_name
-	66, // [66:66] is the sub-list for extension extendee
-	0,  // [0:66] is the sub-list for field type_name
+	55, // 4: kinference.router.v1.RouteResponse.queued:type_name -> google.protobuf.Duration
+	55, // 5: kinference.router.v1.Endpoint.predicted_ttft:type_name -> google.protobuf.Duration
+	19, // 6: kinference.router.v1.ReportRequest.reports:type_name -> kinference.router.v1.Report
+	17, // 7: kinference.router.v1.ReportRequest.parity:type_name -> kinference.router.v1.ParityReport
+	18, // 8: kinference.router.v1.ParityReport.verdicts:type_name -> kinference.router.v1.Parity
+	0,  // 9: kinference.router.v1.Parity.state:type_name -> kinference.router.v1.ParityState
+	1,  // 10: kinference.router.v1.Parity.cause:type_name -> kinference.router.v1.ParityCause
+	20, // 11: kinference.router.v1.Report.moved:type_name -> kinference.router.v1.Moved
+	21, // 12: kinference.router.v1.Report.first_token:type_name -> kinference.router.v1.FirstToken
+	22, // 13: kinference.router.v1.Report.done:type_name -> kinference.router.v1.Done
+	55, // 14: kinference.router.v1.FirstToken.ttft:type_name -> google.protobuf.Duration
+	2,  // 15: kinference.router.v1.Done.outcome:type_name -> kinference.router.v1.Outcome
+	26, // 16: kinference.router.v1.WatchCatalogResponse.catalog:type_name -> kinference.router.v1.Catalog
+	39, // 17: kinference.router.v1.Catalog.models:type_name -> kinference.router.v1.Model
+	40, // 18: kinference.router.v1.Catalog.profiles:type_name -> kinference.router.v1.Profile
+	41, // 19: kinference.router.v1.Catalog.workers:type_name -> kinference.router.v1.Worker
+	54, // 20: kinference.router.v1.Catalog.epochs:type_name -> kinference.router.v1.Catalog.EpochsEntry
+	29, // 21: kinference.router.v1.Catalog.backends:type_name -> kinference.router.v1.Backend
+	28, // 22: kinference.router.v1.Catalog.pools:type_name -> kinference.router.v1.Pool
+	31, // 23: kinference.router.v1.Catalog.tenants:type_name -> kinference.router.v1.Tenant
+	34, // 24: kinference.router.v1.Catalog.limit_policies:type_name -> kinference.router.v1.LimitPolicy
+	27, // 25: kinference.router.v1.Catalog.prices:type_name -> kinference.router.v1.Price
+	39, // 26: kinference.router.v1.Pool.models:type_name -> kinference.router.v1.Model
+	30, // 27: kinference.router.v1.Backend.jwt:type_name -> kinference.router.v1.JwtIssuer
+	55, // 28: kinference.router.v1.Backend.idle_timeout:type_name -> google.protobuf.Duration
+	55, // 29: kinference.router.v1.Backend.total_timeout:type_name -> google.protobuf.Duration
+	32, // 30: kinference.router.v1.Tenant.keys:type_name -> kinference.router.v1.Key
+	33, // 31: kinference.router.v1.Tenant.claims:type_name -> kinference.router.v1.ClaimIdentity
+	35, // 32: kinference.router.v1.Tenant.limits:type_name -> kinference.router.v1.Limit
+	35, // 33: kinference.router.v1.LimitPolicy.limits:type_name -> kinference.router.v1.Limit
+	3,  // 34: kinference.router.v1.Limit.per:type_name -> kinference.router.v1.LimitScope
+	36, // 35: kinference.router.v1.Limit.tokens:type_name -> kinference.router.v1.TokenLimit
+	37, // 36: kinference.router.v1.Limit.cost:type_name -> kinference.router.v1.CostLimit
+	55, // 37: kinference.router.v1.Limit.window:type_name -> google.protobuf.Duration
+	55, // 38: kinference.router.v1.Limit.burst:type_name -> google.protobuf.Duration
+	38, // 39: kinference.router.v1.Limit.calendar:type_name -> kinference.router.v1.Calendar
+	6,  // 40: kinference.router.v1.Limit.on_unavailable:type_name -> kinference.router.v1.OnUnavailable
+	4,  // 41: kinference.router.v1.TokenLimit.sort:type_name -> kinference.router.v1.TokenSort
+	5,  // 42: kinference.router.v1.Calendar.period:type_name -> kinference.router.v1.CalendarPeriod
+	0,  // 43: kinference.router.v1.Profile.parity:type_name -> kinference.router.v1.ParityState
+	1,  // 44: kinference.router.v1.Profile.parity_cause:type_name -> kinference.router.v1.ParityCause
+	55, // 45: kinference.router.v1.Worker.metrics_interval:type_name -> google.protobuf.Duration
+	44, // 46: kinference.router.v1.ExplainResponse.decision:type_name -> kinference.router.v1.Decision
+	45, // 47: kinference.router.v1.Decision.candidates:type_name -> kinference.router.v1.Candidate
+	55, // 48: kinference.router.v1.Decision.actual_ttft:type_name -> google.protobuf.Duration
+	46, // 49: kinference.router.v1.Decision.verdict:type_name -> kinference.router.v1.Verdict
+	46, // 50: kinference.router.v1.Decision.shadow:type_name -> kinference.router.v1.Verdict
+	55, // 51: kinference.router.v1.Candidate.predicted_ttft:type_name -> google.protobuf.Duration
+	55, // 52: kinference.router.v1.Candidate.predicted_wait:type_name -> google.protobuf.Duration
+	55, // 53: kinference.router.v1.Candidate.predicted_prefill:type_name -> google.protobuf.Duration
+	55, // 54: kinference.router.v1.Candidate.sample_age:type_name -> google.protobuf.Duration
+	49, // 55: kinference.router.v1.StatusResponse.workers:type_name -> kinference.router.v1.WorkerStatus
+	51, // 56: kinference.router.v1.StatusResponse.profiles:type_name -> kinference.router.v1.ProfileStatus
+	55, // 57: kinference.router.v1.WorkerStatus.sample_age:type_name -> google.protobuf.Duration
+	50, // 58: kinference.router.v1.WorkerStatus.index:type_name -> kinference.router.v1.WorkerIndex
+	0,  // 59: kinference.router.v1.WorkerStatus.tokens:type_name -> kinference.router.v1.ParityState
+	1,  // 60: kinference.router.v1.WorkerStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
+	55, // 61: kinference.router.v1.WorkerIndex.lag:type_name -> google.protobuf.Duration
+	7,  // 62: kinference.router.v1.ProfileStatus.source:type_name -> kinference.router.v1.TokenSource
+	0,  // 63: kinference.router.v1.ProfileStatus.tokens:type_name -> kinference.router.v1.ParityState
+	1,  // 64: kinference.router.v1.ProfileStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
+	0,  // 65: kinference.router.v1.ProfileStatus.cached:type_name -> kinference.router.v1.ParityState
+	1,  // 66: kinference.router.v1.ProfileStatus.cached_cause:type_name -> kinference.router.v1.ParityCause
+	52, // 67: kinference.router.v1.ProfileStatus.cached_counts:type_name -> kinference.router.v1.CachedCounts
+	10, // 68: kinference.router.v1.RouterService.Route:input_type -> kinference.router.v1.RouteRequest
+	16, // 69: kinference.router.v1.RouterService.Report:input_type -> kinference.router.v1.ReportRequest
+	24, // 70: kinference.router.v1.RouterService.WatchCatalog:input_type -> kinference.router.v1.WatchCatalogRequest
+	42, // 71: kinference.router.v1.RouterService.Explain:input_type -> kinference.router.v1.ExplainRequest
+	47, // 72: kinference.router.v1.RouterService.Status:input_type -> kinference.router.v1.StatusRequest
+	8,  // 73: kinference.router.v1.RouterService.ReviewToken:input_type -> kinference.router.v1.ReviewTokenRequest
+	13, // 74: kinference.router.v1.RouterService.Route:output_type -> kinference.router.v1.RouteResponse
+	23, // 75: kinference.router.v1.RouterService.Report:output_type -> kinference.router.v1.ReportResponse
+	25, // 76: kinference.router.v1.RouterService.WatchCatalog:output_type -> kinference.router.v1.WatchCatalogResponse
+	43, // 77: kinference.router.v1.RouterService.Explain:output_type -> kinference.router.v1.ExplainResponse
+	48, // 78: kinference.router.v1.RouterService.Status:output_type -> kinference.router.v1.StatusResponse
+	9,  // 79: kinference.router.v1.RouterService.ReviewToken:output_type -> kinference.router.v1.ReviewTokenResponse
+	74, // [74:80] is the sub-list for method output_type
+	68, // [68:74] is the sub-list for method input_type
+	68, // [68:68] is the sub-list for extension type_name
+	68, // [68:68] is the sub-list for extension extendee
+	0,  // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_kinference_router_v1_router_proto_init() }
@@ -4942,21 +5110,21 @@ func file_kinference_router_v1_router_proto_init() {
 		(*Report_Done)(nil),
 	}
 	file_kinference_router_v1_router_proto_msgTypes[14].OneofWrappers = []any{}
-	file_kinference_router_v1_router_proto_msgTypes[26].OneofWrappers = []any{
+	file_kinference_router_v1_router_proto_msgTypes[27].OneofWrappers = []any{
 		(*Limit_Tokens)(nil),
 		(*Limit_Requests)(nil),
 		(*Limit_Concurrency)(nil),
 		(*Limit_Cost)(nil),
 		(*Limit_GpuSeconds)(nil),
 	}
-	file_kinference_router_v1_router_proto_msgTypes[35].OneofWrappers = []any{}
+	file_kinference_router_v1_router_proto_msgTypes[36].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kinference_router_v1_router_proto_rawDesc), len(file_kinference_router_v1_router_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   46,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
