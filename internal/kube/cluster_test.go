@@ -8,10 +8,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -210,6 +213,7 @@ type router struct {
 	source *kube.Source
 	writer *status.Writer
 	stop   func()
+	wire   *wire
 	// hold stops what is applied from being served.
 	hold sync.Mutex
 
@@ -221,6 +225,8 @@ type router struct {
 func (c *cluster) router(t *testing.T, account, name string, namespaces ...string) *router {
 	t.Helper()
 	config := c.config(t, account)
+	r := &router{wire: &wire{}}
+	config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return r.wire.over(rt) })
 	client := func() dynamic.Interface {
 		client, err := kube.Client(config)
 		if err != nil {
@@ -228,7 +234,6 @@ func (c *cluster) router(t *testing.T, account, name string, namespaces ...strin
 		}
 		return client
 	}
-	r := &router{}
 	r.source = kube.NewSource(kube.Settings{Client: client(), Namespaces: namespaces}, func(c *resources.Catalog, ps resources.Problems) {
 		r.hold.Lock()
 		defer r.hold.Unlock()
@@ -258,6 +263,46 @@ func (c *cluster) router(t *testing.T, account, name string, namespaces ...strin
 	r.stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
 	t.Cleanup(r.stop)
 	return r
+}
+
+// wire is what lies between a router and the API. It can be cut, and knows when
+// statuses were written.
+type wire struct {
+	// cut: no request comes through; cutLeases: none for a Lease does.
+	cut, cutLeases atomic.Bool
+
+	mu     sync.Mutex
+	writes []span
+}
+
+// span is the time of a request.
+type span struct{ from, to time.Time }
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+func (w *wire) over(rt http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(r *http.Request) (*http.Response, error) {
+		if w.cut.Load() || w.cutLeases.Load() && strings.Contains(r.URL.Path, "/leases") {
+			return nil, errors.New("the wire is cut")
+		}
+		from := time.Now()
+		resp, err := rt.RoundTrip(r)
+		if r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/status") {
+			w.mu.Lock()
+			w.writes = append(w.writes, span{from, time.Now()})
+			w.mu.Unlock()
+		}
+		return resp, err
+	})
+}
+
+// wrote returns when statuses were written, oldest first.
+func (w *wire) wrote() []span {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.writes)
 }
 
 func (r *router) now() (*resources.Catalog, resources.Problems) {

@@ -29,6 +29,7 @@ func TestRealAPI(t *testing.T) {
 	t.Run("verdicts", func(t *testing.T) { testVerdicts(t, c) })
 	t.Run("status", func(t *testing.T) { testStatus(t, c) })
 	t.Run("leader", func(t *testing.T) { testLeader(t, c) })
+	t.Run("takeover", func(t *testing.T) { testTakeover(t, c) })
 	t.Run("pods", func(t *testing.T) { testPods(t, c) })
 	t.Run("rights", func(t *testing.T) { testRights(t, c) })
 	t.Run("extension", func(t *testing.T) { testExtension(t, c) })
@@ -326,7 +327,8 @@ func (c *cluster) leases(t *testing.T) []string {
 	return out
 }
 
-// When the leader ends, another replica writes on.
+// When the leader ends, it gives up its Lease at once and another replica writes
+// on.
 func testLeader(t *testing.T, c *cluster) {
 	ns := c.namespace(t, "leader")
 	a := c.router(t, "kinference-router", "a")
@@ -338,8 +340,11 @@ func testLeader(t *testing.T, c *cluster) {
 	}
 	start := time.Now()
 	a.stop()
+	if holder := c.holder(t); holder != "" && holder != "b" {
+		t.Errorf("the lease is with %q still", holder)
+	}
 	eventually(t, "b to lead", b.writer.Leading)
-	t.Logf("b leads %v after a has ended", time.Since(start).Round(time.Millisecond))
+	t.Logf("b leads %v after a was told to end", time.Since(start).Round(time.Millisecond))
 	if leases := c.leases(t); slices.Contains(leases, "kinference-router-a") {
 		t.Errorf("a left its lease: %v", leases)
 	}
@@ -348,6 +353,85 @@ func testLeader(t *testing.T, c *cluster) {
 		got, _ := c.conditions(t, kube.KindOf("InferenceWorkerSet").Resource, ns, "chat")
 		return strings.Contains(got, "Programmed=True")
 	})
+	neverBoth(t, a, b)
+}
+
+// A leader that cannot renew its Lease writes no more before another one does,
+// though it could; and one that is killed is replaced when its Lease has run out.
+func testTakeover(t *testing.T, c *cluster) {
+	ns := c.namespace(t, "takeover")
+	sets := kube.KindOf("InferenceWorkerSet").Resource
+	a := c.router(t, "kinference-router", "a")
+	eventually(t, "a to lead", a.writer.Leading)
+	b := c.router(t, "kinference-router", "b")
+	generations := 0
+	// followed makes a new generation and waits for its status. It returns false.
+	followed := func(who string) bool {
+		generations++
+		c.must(t, ns, strings.Replace(set, "name: m", fmt.Sprint("name: m", generations), 1))
+		eventually(t, who+" to write", func() bool {
+			got, _ := c.conditions(t, sets, ns, "chat")
+			return strings.HasPrefix(got, "Accepted=True") && !strings.Contains(got, " old")
+		})
+		return false
+	}
+	followed("a")
+
+	a.wire.cutLeases.Store(true)
+	start := time.Now()
+	eventually(t, "b to lead", func() bool { return b.writer.Leading() || followed("either") })
+	t.Logf("b leads %v after a could not renew any more", time.Since(start).Round(time.Millisecond))
+	followed("b")
+	if a.writer.Leading() {
+		t.Error("a leads too")
+	}
+	neverBoth(t, a, b)
+	// a cannot say that it serves this generation, so nobody claims it.
+	if got, _ := c.conditions(t, sets, ns, "chat"); !strings.Contains(got, "Programmed=False Pending: router replica a does not serve") &&
+		!strings.Contains(got, "Programmed=Unknown") {
+		t.Errorf("without a word from a:\n%s", got)
+	}
+
+	before := len(a.wire.wrote())
+	a.wire.cutLeases.Store(false)
+	b.wire.cut.Store(true) // as if it were killed
+	start = time.Now()
+	b.stop()
+	if holder := c.holder(t); holder != "b" {
+		t.Fatalf("b was not killed: the lease is with %q", holder)
+	}
+	eventually(t, "a to lead again", a.writer.Leading)
+	t.Logf("a leads %v after b was killed", time.Since(start).Round(time.Millisecond))
+	followed("a")
+	if again := a.wire.wrote()[before:]; len(again) == 0 || again[0].from.Before(b.wire.wrote()[len(b.wire.wrote())-1].to) {
+		t.Errorf("a wrote %d times, b last at %v", len(again), b.wire.wrote())
+	}
+}
+
+// neverBoth checks that one replica has written its last status before the other
+// began with its first.
+func neverBoth(t *testing.T, first, second *router) {
+	t.Helper()
+	earlier, later := first.wire.wrote(), second.wire.wrote()
+	if len(later) == 0 {
+		t.Error("the second replica wrote nothing")
+	} else if n := len(earlier); n > 0 && earlier[n-1].to.After(later[0].from) {
+		t.Errorf("the first replica still wrote %v after the second began", earlier[n-1].to.Sub(later[0].from))
+	}
+}
+
+// holder is who has the leader's Lease.
+func (c *cluster) holder(t *testing.T) string {
+	t.Helper()
+	u, err := c.admin.Resource(leaseGVR).Namespace("kinference").Get(t.Context(), "kinference-router", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, _, err := unstructured.NestedString(u.Object, "spec", "holderIdentity")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return name
 }
 
 func podText(name, node string) string {

@@ -52,7 +52,7 @@ func newLeader(w *Writer) *leader {
 // run writes until ctx is done.
 func (l *leader) run(ctx context.Context) {
 	informer := kube.NewInformer(l.Leases, leaseResource, l.Namespace, labelReplica+"="+l.Name)
-	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	replicas, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { l.heard(nil, obj) },
 		UpdateFunc: l.heard,
 		DeleteFunc: func(obj any) { l.gone(obj) },
@@ -66,7 +66,9 @@ func (l *leader) run(ctx context.Context) {
 	wg.Go(func() { informer.RunWithContext(ctx) })
 	for {
 		state, changed := l.Source.State()
-		if state != nil && informer.HasSynced() && !l.round(ctx, state, changed) {
+		// All replicas have been noted, not only read: one that is missing here
+		// could not count against anything.
+		if state != nil && replicas.HasSynced() && !l.round(ctx, state, changed) {
 			continue
 		}
 		t := time.NewTimer(lookEvery)
