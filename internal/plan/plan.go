@@ -242,3 +242,27 @@ func WorkerCost(set *resources.WorkerSet, prefill, itl time.Duration, running fl
 	seconds := prefill.Seconds() + float64(output)*itl.Seconds()/(1+running)
 	return set.HourlyPrice.Float() * float64(max(1, set.Accelerators)) * seconds / 3600
 }
+
+// Rank sorts endpoints by predicted TTFT, best first. workers sorts those of
+// workers: a scheduler knows what to do with nearly equal ones. Providers stand
+// where their TTFT belongs.
+func Rank(order []int, e []policy.Endpoint, workers func(order []int)) {
+	own := make([]int, 0, len(order))
+	var others []int
+	for _, i := range order {
+		if e[i].Type == v1alpha1.BackendLocal {
+			own = append(own, i)
+		} else {
+			others = append(others, i)
+		}
+	}
+	workers(own)
+	order = order[:0]
+	for _, w := range own {
+		for len(others) > 0 && e[others[0]].TTFT < e[w].TTFT {
+			order, others = append(order, others[0]), others[1:]
+		}
+		order = append(order, w)
+	}
+	_ = append(order, others...)
+}

@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -131,6 +132,12 @@ func (predictedTTFTPolicy) Name() string { return PredictedTTFT }
 // spreads serial requests that match nothing, for which every worker is idle
 // at each pick; the hash makes replicas agree on who takes a cold prefix.
 func (predictedTTFTPolicy) Rank(order []int, r *Request, e []Estimate, _ *rand.Rand) {
+	rankPredicted(order, e, func(i, j int) int {
+		return cmp.Compare(tieHash(r, e[j].c, e[j].Worker), tieHash(r, e[i].c, e[i].Worker))
+	})
+}
+
+func rankPredicted(order []int, e []Estimate, tie func(i, j int) int) {
 	slices.SortStableFunc(order, func(i, j int) int {
 		switch {
 		case e[i].ttft < e[j].ttft:
@@ -149,7 +156,7 @@ func (predictedTTFTPolicy) Rank(order []int, r *Request, e []Estimate, _ *rand.R
 	if n == 1 {
 		return
 	}
-	key, unit := prefixKey(r, best.c), max(best.work, 1e-6)
+	unit := max(best.work, 1e-6)
 	slices.SortStableFunc(order[:n], func(i, j int) int {
 		a, b := &e[i], &e[j]
 		if d := b.Cached - a.Cached; d != 0 {
@@ -161,29 +168,66 @@ func (predictedTTFTPolicy) Rank(order []int, r *Request, e []Estimate, _ *rand.R
 		if d := math.Round(a.cold/unit) - math.Round(b.cold/unit); d != 0 {
 			return int(clamp(d, -1, 1))
 		}
-		return rendezvous(key, a.Worker, b.Worker)
+		return tie(i, j)
 	})
 }
 
-// prefixKey names the beginning of a prompt: its first block, or where it has
-// none the request, so that short prompts do not all go to one worker.
-func prefixKey(r *Request, c *Candidate) kvhash.Hash {
-	if c != nil && len(c.Hashes) > 0 {
-		return c.Hashes[0]
+// tieHash is what decides last. It goes by the beginning of the prompt: its first
+// block, or where it has none the request, so that short prompts do not all go to
+// one worker.
+func tieHash(r *Request, c *Candidate, worker string) kvhash.Hash {
+	var hashes []kvhash.Hash
+	if c != nil {
+		hashes = c.Hashes
 	}
-	return kvhash.Extra(0, r.ID)
+	return TieHash(r.ID, hashes, worker)
+}
+
+// TieHash decides between workers that are equal in all else: the highest is
+// first. hashes are those of the prompt's blocks.
+func TieHash(requestID string, hashes []kvhash.Hash, worker string) kvhash.Hash {
+	if len(hashes) > 0 {
+		return kvhash.Extra(hashes[0], worker)
+	}
+	return kvhash.Extra(kvhash.Extra(0, requestID), worker)
+}
+
+// Predicted is what PredictedTTFT ranks a worker by, for records of decisions.
+// Times are in seconds of model time.
+type Predicted struct {
+	Worker string
+	TTFT   float64
+	Cached int // tokens
+	// InFlight are our requests there, Others those of others.
+	InFlight int
+	Others   float64
+	// Work is that of this prompt's prefill, Recent what was sent there of late.
+	Work, Recent float64
+	// Tie is the place by TieHash.
+	Tie int
+}
+
+// Predicted is what the worker was ranked by, without Tie.
+func (e *Estimate) Predicted() Predicted {
+	return Predicted{Worker: e.Worker, TTFT: e.ttft, Cached: e.Cached, InFlight: e.InFlight, Others: e.Others, Work: e.work, Recent: e.cold}
+}
+
+// RankPredicted sorts indices into what was recorded, best first, as PredictedTTFT
+// did or would have.
+func RankPredicted(order []int, p []Predicted) {
+	if len(order) == 0 {
+		return
+	}
+	e := make([]Estimate, len(p))
+	for i := range p {
+		e[i] = Estimate{Worker: p[i].Worker, Cached: p[i].Cached, InFlight: p[i].InFlight, Others: p[i].Others, ttft: p[i].TTFT, work: p[i].Work, cold: p[i].Recent}
+	}
+	rankPredicted(order, e, func(i, j int) int { return cmp.Compare(p[i].Tie, p[j].Tie) })
 }
 
 // rendezvous orders two workers by the hash of key and worker.
 func rendezvous(key kvhash.Hash, a, b string) int {
-	x, y := kvhash.Extra(key, a), kvhash.Extra(key, b)
-	switch {
-	case x > y:
-		return -1
-	case x < y:
-		return 1
-	}
-	return 0
+	return cmp.Compare(kvhash.Extra(key, b), kvhash.Extra(key, a))
 }
 
 // reason says in one sentence why the first in order is first.

@@ -18,7 +18,6 @@ import (
 	"github.com/kinference/kinference/internal/schedule"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/services/router/internal/catalog"
-	"github.com/kinference/kinference/services/router/internal/decisions"
 	"github.com/kinference/kinference/services/router/internal/evaluate"
 )
 
@@ -58,9 +57,10 @@ func (s *server) route(ctx context.Context, req *routerv1.RouteRequest) (*router
 	}
 	x.decide()
 	if x.verdict.Action == policy.Queue {
+		x.queued = x.at
 		// The catalog may change meanwhile; the request waits under the one that
 		// it came with.
-		if !s.queue.Wait(ctx, model.Pool.Name+" "+req.Model, x.verdict.Wait, func() bool { x.decide(); return x.verdict.Action != policy.Queue }) && ctx.Err() == nil {
+		if !s.queue.Wait(ctx, x.model.Pool.Name+" "+req.Model, x.verdict.Wait, func() bool { x.decide(); return x.verdict.Action != policy.Queue }) && ctx.Err() == nil {
 			x.record()
 			return nil, "queue_timeout", rpc.Error(connect.CodeResourceExhausted, "no endpoint was free in time", retryDelay)
 		}
@@ -82,6 +82,30 @@ func (s *server) route(ctx context.Context, req *routerv1.RouteRequest) (*router
 	return x.answer(), "ok", nil
 }
 
+// newRouting looks up what a request has to do with; outcome names the error.
+func (s *server) newRouting(ctx context.Context, req *routerv1.RouteRequest) (x *routing, outcome string, err error) {
+	version, _ := s.catalog.Current()
+	if version == nil {
+		return nil, "no_catalog", rpc.Error(connect.CodeUnavailable, "the resources are not loaded yet", retryDelay)
+	}
+	model := version.Plan.Models[req.Model]
+	if model == nil {
+		return nil, "unknown_model", rpc.Error(connect.CodeNotFound, "the model does not exist", 0)
+	}
+	if len(req.Prompts) > maxPrompts {
+		return nil, "invalid", rpc.Error(connect.CodeInvalidArgument, "too many prompts", 0)
+	}
+	attributes, err := requestOf(req)
+	if err != nil {
+		return nil, "invalid", rpc.Error(connect.CodeInvalidArgument, err.Error(), 0)
+	}
+	x = &routing{server: s, ctx: ctx, req: req, version: version, model: model, attributes: attributes, prompts: convert(req.Prompts)}
+	if x.attributes.PromptTokens = tokensOf(x.prompts, ""); len(x.prompts) == 0 {
+		x.attributes.PromptTokens = int(min(req.GetAttributes().GetEstimatedTokens(), 1<<30))
+	}
+	return x, "", nil
+}
+
 // routing is one request on its way to a decision.
 type routing struct {
 	*server
@@ -92,9 +116,15 @@ type routing struct {
 	attributes policy.Request
 	prompts    map[string]*prompt
 
+	// dry: nothing is booked, counted or recorded.
+	dry bool
+	// queued is when the request began to wait; zero if it did not.
+	queued time.Time
+
 	at        time.Time
 	endpoints []evaluate.Endpoint // workers that could serve first
 	live      int                 // how many of them: the scheduler's candidates
+	seen      []policy.Endpoint   // the endpoints as policies see them
 	decision  schedule.Decision
 	verdict   policy.Decision
 }
@@ -137,19 +167,25 @@ func (x *routing) decide() {
 	}
 	x.at = x.now()
 	output := plan.Output(x.attributes.MaxTokens)
-	fleet := &policy.Fleet{Endpoints: x.candidates()}
+	x.seen = x.candidates()
+	fleet := &policy.Fleet{Endpoints: x.seen}
+	id := x.req.RequestId
+	if x.dry { // a request that has this id must stay booked
+		id = ""
+	}
 	x.decision = x.scheduler.DecideBy(x.at, schedule.Request{
-		ID: x.req.RequestId, Tenant: x.req.Tenant, Model: x.req.Model, Connection: x.req.Connection, MaxTokens: x.attributes.MaxTokens, Whole: x.req.Whole,
+		ID: id, Tenant: x.req.Tenant, Model: x.req.Model, Connection: x.req.Connection, MaxTokens: x.attributes.MaxTokens, Whole: x.req.Whole,
 	}, candidates(x.at, x.endpoints[:x.live], x.prompts, found.held), func(e []schedule.Estimate, rank func([]int)) ([]int, bool) {
 		for i := range e {
 			fleet.Endpoints[i].TTFT, fleet.Endpoints[i].E2E = e[i].TTFT, e[i].TTFT+time.Duration(output)*e[i].ITL
 			fleet.Endpoints[i].Cost = plan.WorkerCost(x.endpoints[i].Profile.Set, e[i].Work, e[i].ITL, e[i].Load.Running, output)
 		}
-		fleet.Rank = func(order []int) { x.rank(order, rank, fleet) }
+		fleet.Rank = func(order []int) { plan.Rank(order, fleet.Endpoints, rank) }
 		x.verdict = x.model.Policies.Evaluate(&x.attributes, fleet)
-		return x.workers(x.verdict.Order)
+		known, first := x.workers(x.verdict.Order)
+		return known, first && !x.dry
 	})
-	if x.verdict.Action != policy.Route {
+	if x.verdict.Action != policy.Route || x.dry {
 		return
 	}
 	chosen := &x.endpoints[x.verdict.Order[0]]
@@ -204,29 +240,6 @@ func (x *routing) candidates() []policy.Endpoint {
 	return out
 }
 
-// rank sorts by predicted TTFT. The scheduler knows what to do with workers that
-// are nearly equal; providers stand where their TTFT belongs.
-func (x *routing) rank(order []int, rank func([]int), f *policy.Fleet) {
-	workers := make([]int, 0, len(order))
-	var others []int
-	for _, i := range order {
-		if i < x.live {
-			workers = append(workers, i)
-		} else {
-			others = append(others, i)
-		}
-	}
-	rank(workers)
-	order = order[:0]
-	for _, w := range workers {
-		for len(others) > 0 && f.Endpoints[others[0]].TTFT < f.Endpoints[w].TTFT {
-			order, others = append(order, others[0]), others[1:]
-		}
-		order = append(order, w)
-	}
-	_ = append(order, others...)
-}
-
 // workers are those of an order that the scheduler knows, and whether the first
 // of the order is one.
 func (x *routing) workers(order []int) (known []int, first bool) {
@@ -268,59 +281,6 @@ func ruleOf(d *policy.Decision) string {
 		return ""
 	}
 	return d.Policy + "/" + d.Rule
-}
-
-// record keeps the decision for whoever asks why.
-func (x *routing) record() {
-	if x.req.RequestId == "" {
-		return
-	}
-	r := &decisions.Record{
-		RequestID: x.req.RequestId, Model: x.req.Model, Tenant: x.req.Tenant, Pool: x.model.Pool.Name,
-		Decided: x.at, CatalogVersion: x.version.Number, Decision: x.decision,
-	}
-	if !x.model.Policies.Empty() {
-		r.Verdict = x.verdictOf(&x.verdict)
-		if x.verdict.Shadow != nil {
-			r.Shadow = x.verdictOf(x.verdict.Shadow)
-		}
-	}
-	if x.verdict.Action == policy.Route {
-		r.Chosen = x.endpoints[x.verdict.Order[0]].ID
-	}
-	for i, v := range x.verdict.Verdicts {
-		if e := &x.endpoints[i]; v.Cause != policy.Kept {
-			profile := ""
-			if e.Profile != nil {
-				profile = e.Profile.ID
-			}
-			r.Dropped = append(r.Dropped, decisions.Dropped{Worker: e.ID, Profile: profile, Why: why(e, v)})
-		}
-	}
-	x.decisions.Add(r)
-}
-
-func (x *routing) verdictOf(d *policy.Decision) *routerv1.Verdict {
-	out := &routerv1.Verdict{Action: d.Action.String(), Rule: ruleOf(d), Stage: uint32(d.Stage), Emptied: d.Emptied}
-	if d.Action == policy.Route {
-		out.Chosen = x.endpoints[d.Order[0]].ID
-	}
-	return out
-}
-
-// why says in words why an endpoint was not chosen.
-func why(e *evaluate.Endpoint, v policy.Verdict) string {
-	switch v.Cause {
-	case policy.NotConsidered:
-		return "the rule does not consider it"
-	case policy.Excluded:
-		return "excluded by " + v.Exclude
-	case policy.TooBusy:
-		return "too busy for " + v.Exclude
-	case policy.NotSelected:
-		return "in no stage of the rule's select"
-	}
-	return e.Dropped
 }
 
 // answer lists the endpoints, best first.

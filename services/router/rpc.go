@@ -7,10 +7,10 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/kinference/kinference/internal/plan"
-	"github.com/kinference/kinference/internal/rpc"
 	"github.com/kinference/kinference/internal/schedule"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
+	"github.com/kinference/kinference/services/router/internal/decisions"
 )
 
 var _ routerv1connect.RouterServiceHandler = (*server)(nil)
@@ -57,7 +57,9 @@ func (s *server) Report(ctx context.Context, req *routerv1.ReportRequest) (*rout
 			}
 			s.providers.Done(r.RequestId)
 			s.scheduler.Done(now, r.RequestId, o)
-			s.decisions.Done(r.RequestId, o.CachedTokens)
+			s.decisions.Done(r.RequestId, decisions.End{
+				At: now, Outcome: ev.Done.GetOutcome(), Prompt: o.PromptTokens, Cached: o.CachedTokens, Output: o.OutputTokens,
+			})
 			s.metrics.done(ctx, ev.Done.GetOutcome())
 		}
 	}
@@ -127,13 +129,4 @@ func (s *server) WatchCatalog(ctx context.Context, _ *routerv1.WatchCatalogReque
 		case <-changed:
 		}
 	}
-}
-
-// Explain implements routerv1connect.RouterServiceHandler.
-func (s *server) Explain(_ context.Context, req *routerv1.ExplainRequest) (*routerv1.ExplainResponse, error) {
-	d, ok := s.decisions.Explain(req.RequestId)
-	if !ok {
-		return nil, rpc.Error(connect.CodeNotFound, "no record of this request: it is unknown or too old", 0)
-	}
-	return &routerv1.ExplainResponse{Decision: d}, nil
 }

@@ -1,7 +1,6 @@
 package router
 
 import (
-	"context"
 	"maps"
 	"slices"
 	"strings"
@@ -9,7 +8,11 @@ import (
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/kinference/kinference/internal/plan"
+	"github.com/kinference/kinference/internal/policy"
 	"github.com/kinference/kinference/internal/resources"
+	"github.com/kinference/kinference/internal/window"
+	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/services/router/internal/parity"
 )
@@ -17,12 +20,15 @@ import (
 // maxDiffer bounds the workers that the status of a profile names.
 const maxDiffer = 64
 
-// Status implements routerv1connect.RouterServiceHandler.
-func (s *server) Status(context.Context, *routerv1.StatusRequest) (*routerv1.StatusResponse, error) {
-	out := &routerv1.StatusResponse{TrackerConnected: s.fleet.Flowing()}
+// recentRequests is how far back the summary of what workers did goes.
+const recentRequests = 5 * time.Minute
+
+// status is the state of the fleet.
+func (s *server) status() *adminv1.StatusResponse {
+	out := &adminv1.StatusResponse{TrackerConnected: s.fleet.Flowing(), Queued: uint32(s.queue.Len())}
 	v, _ := s.catalog.Current()
 	if v == nil {
-		return out, nil
+		return out
 	}
 	out.CatalogVersion = v.Number
 	now := s.now()
@@ -30,32 +36,76 @@ func (s *server) Status(context.Context, *routerv1.StatusRequest) (*routerv1.Sta
 	for _, p := range v.Message.GetCatalog().GetProfiles() {
 		sizes[p.GetId()] = p.GetBlockSize()
 	}
+	recent, windows := s.decisions.Recent(now.Add(-recentRequests)), windowsOf(v.Plan)
 	for _, set := range v.Resources.Sets {
 		for i := range set.Workers {
 			for _, id := range set.Workers[i].Ranks {
-				out.Workers = append(out.Workers, s.workerStatus(now, set, &set.Workers[i], id))
+				w := s.workerStatus(now, set, &set.Workers[i], id)
+				w.Recent = recent[id]
+				for _, over := range windows[set.Name] {
+					if mean, ok := s.fleet.Mean(id, over); ok && w.Load != nil {
+						w.Means = append(w.Means, loadMean(over, mean))
+					}
+				}
+				out.Workers = append(out.Workers, w)
 			}
 		}
 		for _, p := range set.Profiles {
 			out.Profiles = append(out.Profiles, s.profileStatus(now, p, sizes[p.ID]))
 		}
 	}
-	return out, nil
+	for _, p := range v.Resources.Providers {
+		out.Providers = append(out.Providers, &adminv1.ProviderStatus{
+			Provider: p.Name, InFlight: uint32(s.providers.InFlight(p)), Concurrency: uint32(p.Spec.Concurrency),
+			PredictedTtft: durationpb.New(s.providers.TTFT(p)), Recent: recent[plan.ProviderID(p.Name)],
+		})
+	}
+	return out
 }
 
-func (s *server) workerStatus(now time.Time, set *resources.WorkerSet, w *resources.Worker, id string) *routerv1.WorkerStatus {
+// windowsOf lists the windows of means that policies look at, by worker set.
+func windowsOf(p *plan.Plan) map[string][]time.Duration {
+	out := map[string][]time.Duration{}
+	for _, m := range p.Models {
+		for i := range m.Targets {
+			if m.Targets[i].Profile == nil {
+				continue
+			}
+			list := out[m.Targets[i].Name()]
+			for _, w := range m.Windows {
+				if !slices.Contains(list, w) {
+					list = append(list, w)
+				}
+			}
+			out[m.Targets[i].Name()] = list
+		}
+	}
+	for _, list := range out {
+		slices.Sort(list)
+	}
+	return out
+}
+
+func loadMean(over time.Duration, l window.Load) *adminv1.LoadMean {
+	return &adminv1.LoadMean{Window: durationpb.New(over), Load: &adminv1.Load{Running: l.Running, Waiting: l.Waiting, KvUsage: l.KVUsage}}
+}
+
+func (s *server) workerStatus(now time.Time, set *resources.WorkerSet, w *resources.Worker, id string) *adminv1.WorkerStatus {
 	st := s.fleet.Lookup(now, w.UID, id)
-	out := &routerv1.WorkerStatus{
+	out := &adminv1.WorkerStatus{
 		Worker: id, WorkerSet: set.Name, Url: w.URL, Ready: st.Ready, Reason: st.Why, BlockSize: uint32(st.BlockSize), Epoch: st.Epoch,
 	}
+	out.InFlight = uint32(s.scheduler.InFlight(id))
 	for _, p := range set.Profiles {
 		out.MaxModelLen = max(out.MaxModelLen, uint32(p.MaxModelLen), uint32(st.MaxModelLen(p.UpstreamModel)))
 	}
 	if !st.Sampled.IsZero() {
 		out.SampleAge = durationpb.New(max(0, now.Sub(st.Sampled)))
+		out.Load = &adminv1.Load{Running: st.Running, Waiting: st.Waiting, KvUsage: st.KVUsage}
+		out.Means = append(out.Means, loadMean(policy.DefaultWindow, st.Mean30s))
 	}
 	if x := st.Index; x != nil {
-		out.Index = &routerv1.WorkerIndex{Live: x.GetLive(), Complete: x.GetComplete(), Blocks: x.GetBlocks(), Lag: x.GetLag(), Skipped: x.GetSkipped()}
+		out.Index = &adminv1.WorkerIndex{Live: x.GetLive(), Complete: x.GetComplete(), Blocks: x.GetBlocks(), Lag: x.GetLag(), Skipped: x.GetSkipped()}
 	}
 	if set.TokenizerPath != "" {
 		tokens := s.tokens.Worker(now, w.UID)
@@ -64,10 +114,10 @@ func (s *server) workerStatus(now time.Time, set *resources.WorkerSet, w *resour
 	return out
 }
 
-func (s *server) profileStatus(now time.Time, p *resources.Profile, blockSize uint32) *routerv1.ProfileStatus {
+func (s *server) profileStatus(now time.Time, p *resources.Profile, blockSize uint32) *adminv1.ProfileStatus {
 	set := p.Set
-	out := &routerv1.ProfileStatus{
-		Profile: p.ID, WorkerSet: set.Name, PassTokenIds: set.PassTokenIDs, BlockSize: blockSize, Source: routerv1.TokenSource_TOKEN_SOURCE_ASKED,
+	out := &adminv1.ProfileStatus{
+		Profile: p.ID, WorkerSet: set.Name, PassTokenIds: set.PassTokenIDs, BlockSize: blockSize, Source: adminv1.TokenSource_TOKEN_SOURCE_ASKED,
 	}
 	if set.TokenizerPath != "" {
 		var uids []string
@@ -82,9 +132,9 @@ func (s *server) profileStatus(now time.Time, p *resources.Profile, blockSize ui
 			}
 		}
 		tokens := s.tokens.Profile(now, p.ID, uids)
-		out.Tokens, out.TokensCause, out.Source = tokens.State, tokens.Cause, routerv1.TokenSource_TOKEN_SOURCE_LOCAL
+		out.Tokens, out.TokensCause, out.Source = tokens.State, tokens.Cause, adminv1.TokenSource_TOKEN_SOURCE_LOCAL
 		if tokens.State == routerv1.ParityState_PARITY_STATE_DIFFERS {
-			out.Source = routerv1.TokenSource_TOKEN_SOURCE_DISTRUSTED
+			out.Source = adminv1.TokenSource_TOKEN_SOURCE_DISTRUSTED
 		}
 	}
 	cached := s.cached.Profile(p.ID)
@@ -95,7 +145,7 @@ func (s *server) profileStatus(now time.Time, p *resources.Profile, blockSize ui
 		out.CachedDiffers = out.CachedDiffers[:min(len(out.CachedDiffers), maxDiffer)]
 	}
 	n := cached.Counts
-	out.CachedCounts = &routerv1.CachedCounts{
+	out.CachedCounts = &adminv1.CachedCounts{
 		Agree: n[parity.Agree], TooFew: n[parity.TooFew], TooMany: n[parity.TooMany], Uninformative: n[parity.Uninformative], NotReported: n[parity.NotReported],
 	}
 	return out

@@ -1,61 +1,85 @@
 // Package decisions keeps the records of recent routing decisions, so that
-// any of them can be explained later.
+// any of them can be explained later, or decided anew under other policies.
 //
 // The router adds a record per decision and completes it by the reports that
-// follow. A Log holds a fixed number of records, and each the best candidates of
-// its decision; the oldest makes room. It is safe for concurrent use.
+// follow; the admin API reads them and subscribes to new ones. A Log holds a
+// fixed number of records, and each the best candidates of its decision; the
+// oldest makes room. It is safe for concurrent use, and readers, however
+// slow, do not hold up decisions.
 package decisions
 
 import (
-	"slices"
 	"sync"
 	"time"
 
-	"google.golang.org/protobuf/types/known/durationpb"
-
-	"github.com/kinference/kinference/internal/schedule"
+	"github.com/kinference/kinference/internal/kvhash"
+	"github.com/kinference/kinference/internal/policy"
+	"github.com/kinference/kinference/internal/window"
+	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 )
+
+// MaxCandidates bounds the candidates and the dropped endpoints in a record: all
+// of some hundred workers in each would take hundreds of megabytes.
+const MaxCandidates = 64
 
 // Record is one decision. It holds no prompt text.
 type Record struct {
 	RequestID, Model, Tenant, Pool string
 	Decided                        time.Time
+	Waited                         time.Duration // in the queue
 	CatalogVersion                 uint64
-	Decision                       schedule.Decision
-	Dropped                        []Dropped
+	// Policy is the scheduling policy, Reason says why the first is first.
+	Policy, Reason string
+	TimeScale      float64
+	Request        *adminv1.RecordedRequest
+	// Windows are those of Candidate.Means.
+	Windows []time.Duration
+	// Candidates are those in the order of preference, Ranked of them, and then
+	// those that were dropped.
+	Candidates []Candidate
+	Ranked     int
+	// OmittedCandidates and OmittedDropped were left out of them.
+	OmittedCandidates, OmittedDropped int
 	// Chosen is the worker or provider chosen first; empty if none was.
 	Chosen string
 	// Verdict is what the policies decided, and Shadow what they would have with
 	// those on dry run; nil if there are none.
-	Verdict, Shadow *routerv1.Verdict
+	Verdict, Shadow *adminv1.Verdict
 
 	servedBy string
 	ttft     time.Duration
-	cached   int // -1: not reported
+	ended    time.Time // zero: not reported
+	outcome  routerv1.Outcome
+	prompt   int // tokens as the engine said; -1: it did not
+	cached   int
+	output   int
 }
 
-// Dropped is an endpoint that was no candidate.
-type Dropped struct {
-	Worker, Profile, Why string
-}
-
-// maxCandidates bounds the candidates and the dropped endpoints in a record: all
-// of some hundred workers in each would take hundreds of megabytes.
-const maxCandidates = 64
-
-// trim lets the record go of all but the best candidates.
-func (r *Record) trim() {
-	if d := &r.Decision; len(d.Order) > maxCandidates {
-		best, order := make([]schedule.Estimate, maxCandidates), make([]int, maxCandidates)
-		for n := range best {
-			best[n], order[n] = d.Estimates[d.Order[n]], n
-		}
-		d.Estimates, d.Order = best, order
-	}
-	if len(r.Dropped) > maxCandidates {
-		r.Dropped = slices.Clone(r.Dropped[:maxCandidates])
-	}
+// Candidate is an endpoint at the time of the decision.
+type Candidate struct {
+	Worker string
+	// Profile is empty for a provider, UpstreamModel for a worker.
+	Profile, UpstreamModel string
+	// Unfit says why it could not take the request whatever the rules say.
+	Unfit string
+	// Verdict of the rule that decided; its zero value for those in the order.
+	Verdict policy.Verdict
+	// Ignored: a refusal does not look at endpoints.
+	Ignored bool
+	Labels  map[string]string
+	// Predicted: the numbers below are known.
+	Predicted                         bool
+	Tokens, Matched, Anticipated      int
+	Cached, InFlight                  int
+	TTFT, Wait, Prefill, E2E          time.Duration
+	Cost, Others, RecentWork, OwnWork float64
+	Tie                               kvhash.Hash
+	Sampled, Fresh                    bool // the load is known, and counts
+	Running, Waiting, KVUsage         float64
+	Age                               time.Duration
+	Mean30s                           window.Load
+	Means                             []window.Load
 }
 
 // Log is a ring of records. Use New.
@@ -64,18 +88,18 @@ type Log struct {
 	ring []*Record
 	next int
 	byID map[string]*Record
+	subs map[*Subscription]bool
 }
 
 // New returns a log of the newest size records; at least one.
 func New(size int) *Log {
-	return &Log{ring: make([]*Record, max(size, 1)), byID: map[string]*Record{}}
+	return &Log{ring: make([]*Record, max(size, 1)), byID: map[string]*Record{}, subs: map[*Subscription]bool{}}
 }
 
 // Add enters a record; the log owns it from then on. A record of the same
 // request is replaced.
 func (l *Log) Add(r *Record) {
-	r.cached = -1
-	r.trim()
+	r.prompt, r.cached, r.output = -1, -1, -1
 	r.servedBy = r.Chosen
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -85,6 +109,7 @@ func (l *Log) Add(r *Record) {
 	l.ring[l.next] = r
 	l.next = (l.next + 1) % len(l.ring)
 	l.byID[r.RequestID] = r
+	l.tell(r, r.Chosen == "")
 }
 
 func (l *Log) change(id string, f func(*Record)) {
@@ -103,9 +128,24 @@ func (l *Log) FirstToken(id string, ttft time.Duration) {
 	l.change(id, func(r *Record) { r.ttft = ttft })
 }
 
-// Done notes the tokens that the engine had cached; below 0 when it did not
-// say.
-func (l *Log) Done(id string, cached int) { l.change(id, func(r *Record) { r.cached = cached }) }
+// End is how a request ended. Tokens are as the engine reported, below 0 when it
+// did not.
+type End struct {
+	At                     time.Time
+	Outcome                routerv1.Outcome
+	Prompt, Cached, Output int
+}
+
+// Done notes the end of a request.
+func (l *Log) Done(id string, e End) {
+	l.change(id, func(r *Record) {
+		if !r.ended.IsZero() {
+			return
+		}
+		r.ended, r.outcome, r.prompt, r.cached, r.output = e.At, e.Outcome, e.Prompt, e.Cached, e.Output
+		l.tell(r, true)
+	})
+}
 
 // ServedBy returns the worker that a request is at, by its record.
 func (l *Log) ServedBy(id string) (worker string, ok bool) {
@@ -114,42 +154,57 @@ func (l *Log) ServedBy(id string) (worker string, ok bool) {
 }
 
 // Explain returns the record of a request.
-func (l *Log) Explain(id string) (*routerv1.Decision, bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	r := l.byID[id]
-	if r == nil {
+func (l *Log) Explain(id string) (*adminv1.Decision, bool) {
+	var r Record
+	found := false
+	l.change(id, func(own *Record) { r, found = *own, true })
+	if !found {
 		return nil, false
 	}
-	return r.proto(), true
+	return r.Proto(), true
 }
 
-func (r *Record) proto() *routerv1.Decision {
-	d := &routerv1.Decision{
-		RequestId: r.RequestID, Model: r.Model, Tenant: r.Tenant, Pool: r.Pool,
-		DecidedUnixNanos: r.Decided.UnixNano(), CatalogVersion: r.CatalogVersion,
-		Policy: r.Decision.Policy, Reason: r.Decision.Reason, ServedBy: r.servedBy,
-		Chosen: r.Chosen, Verdict: r.Verdict, Shadow: r.Shadow,
+// copyOf is a record as it is now; what it points to does not change.
+func (l *Log) copyOf(r *Record) Record {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return *r
+}
+
+// Recent sums up what ended since some time by who served it.
+func (l *Log) Recent(since time.Time) map[string]*adminv1.RecentRequests {
+	type sum struct {
+		*adminv1.RecentRequests
+		ttft  time.Duration
+		first int
 	}
-	for _, i := range r.Decision.Order {
-		e := &r.Decision.Estimates[i]
-		d.Candidates = append(d.Candidates, &routerv1.Candidate{
-			Worker: e.Worker, Profile: e.Profile, PromptTokens: uint32(e.Tokens),
-			MatchedTokens: uint32(e.Matched), AnticipatedTokens: uint32(e.Anticipated),
-			PredictedTtft: durationpb.New(e.TTFT), PredictedWait: durationpb.New(e.Wait), PredictedPrefill: durationpb.New(e.Prefill),
-			InFlight: uint32(e.InFlight), Running: e.Load.Running, Waiting: e.Load.Waiting, KvUsage: e.Load.KVUsage,
-			SampleAge: durationpb.New(e.Load.Age),
-		})
+	sums := map[string]*sum{}
+	l.mu.Lock()
+	for _, r := range l.ring {
+		if r == nil || r.ended.Before(since) || r.servedBy == "" || r.outcome != routerv1.Outcome_OUTCOME_OK {
+			continue
+		}
+		s := sums[r.servedBy]
+		if s == nil {
+			s = &sum{RecentRequests: &adminv1.RecentRequests{}}
+			sums[r.servedBy] = s
+		}
+		s.Requests++
+		if r.ttft > 0 {
+			s.ttft, s.first = s.ttft+r.ttft, s.first+1
+		}
+		if r.cached >= 0 && r.prompt > 0 {
+			s.PromptTokens += uint64(r.prompt)
+			s.CachedTokens += uint64(r.cached)
+		}
 	}
-	for _, x := range r.Dropped {
-		d.Candidates = append(d.Candidates, &routerv1.Candidate{Worker: x.Worker, Profile: x.Profile, Dropped: x.Why})
+	l.mu.Unlock()
+	out := make(map[string]*adminv1.RecentRequests, len(sums))
+	for id, s := range sums {
+		if s.first > 0 {
+			s.Ttft = duration(s.ttft / time.Duration(s.first))
+		}
+		out[id] = s.RecentRequests
 	}
-	if r.ttft > 0 {
-		d.ActualTtft = durationpb.New(r.ttft)
-	}
-	if r.cached >= 0 {
-		n := uint32(r.cached)
-		d.ActualCachedTokens = &n
-	}
-	return d
+	return out
 }

@@ -52,6 +52,12 @@ type Endpoint struct {
 	// Dropped says why the endpoint is no candidate whatever the policies say;
 	// empty when it is.
 	Dropped string
+	// Fresh says that the load in State counts; Means are those over the windows of
+	// the model, nil where no policy looks at other ones than policy.DefaultWindow.
+	Fresh bool
+	Means []window.Load
+
+	windows []time.Duration
 	// TooLong is set when that is the length of the prompt.
 	TooLong bool
 }
@@ -81,6 +87,7 @@ func Endpoints(now time.Time, r Request, states States, providers Providers) []E
 			for rank, id := range w.Ranks {
 				e := Endpoint{ID: id, Rank: rank, Worker: w, Profile: p, Backend: t.Backend}
 				e.State = states.Lookup(now, w.UID, e.ID)
+				e.measure(now, states, r.Model.Windows)
 				most := limit
 				if most == 0 {
 					most = e.State.MaxModelLen(p.UpstreamModel)
@@ -129,38 +136,50 @@ func excluded(list []string, id, uid string) bool {
 // policy.
 const fresh = 5 * time.Second
 
-// load is the load of a worker as policies ask for it.
-type load struct {
-	e      *Endpoint
-	now    time.Time
-	states States
+// measure takes the load as it is now: it must not change while rules are
+// evaluated, or until it is recorded.
+func (e *Endpoint) measure(now time.Time, states States, windows []time.Duration) {
+	e.Fresh = !e.State.Sampled.IsZero() && now.Sub(e.State.Sampled) <= fresh
+	if len(windows) == 0 || !e.Fresh {
+		return
+	}
+	e.windows, e.Means = windows, make([]window.Load, len(windows))
+	for i, over := range windows {
+		mean, ok := states.Mean(e.ID, over)
+		if !ok {
+			mean = e.State.Mean30s // the history begins with the next sample
+		}
+		e.Means[i] = mean
+	}
 }
 
-// LoadOf returns what policies may know of a worker's load; nil for a provider.
-func (e *Endpoint) LoadOf(now time.Time, states States) policy.Load {
+// Load is what policies may know of a worker's load; nil for a provider.
+func (e *Endpoint) Load() policy.Load {
 	if e.Worker == nil {
 		return nil
 	}
-	return load{e, now, states}
+	return (*load)(e)
 }
 
+// load is an endpoint as policies ask for its load.
+type load Endpoint
+
 // Mean implements policy.Load.
-func (l load) Mean(m policy.Metric, over time.Duration) (float64, bool) {
-	st := &l.e.State
-	if st.Sampled.IsZero() || l.now.Sub(st.Sampled) > fresh {
+func (l *load) Mean(m policy.Metric, over time.Duration) (float64, bool) {
+	if !l.Fresh {
 		return 0, false
 	}
-	mean, ok := st.Mean30s, true
-	if over != policy.DefaultWindow {
-		if mean, ok = l.states.Mean(l.e.ID, over); !ok {
-			mean, ok = st.Mean30s, true // the history begins with the next sample
+	mean := &l.State.Mean30s
+	for i, w := range l.windows {
+		if w == over {
+			mean = &l.Means[i]
 		}
 	}
 	switch m {
 	case policy.QueuedPrompts:
-		return mean.Waiting, ok
+		return mean.Waiting, true
 	case policy.RunningPrompts:
-		return mean.Running, ok
+		return mean.Running, true
 	}
-	return mean.KVUsage, ok
+	return mean.KVUsage, true
 }

@@ -2028,8 +2028,8 @@ func (x *WatchDecisionsRequest) GetFinished() bool {
 type WatchDecisionsResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Decision *Decision              `protobuf:"bytes,1,opt,name=decision,proto3" json:"decision,omitempty"`
-	// Records that passed the filters and were left out before this one, because
-	// the subscriber was slow.
+	// Records that passed the filters and were left out since the message before,
+	// because the subscriber was slow.
 	Missed        uint64 `protobuf:"varint,2,opt,name=missed,proto3" json:"missed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
