@@ -1,0 +1,194 @@
+package testenv
+
+import (
+	"bytes"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// RedisServer is a real Redis server without persistence. Its methods are not
+// safe for concurrent use.
+type RedisServer struct {
+	// Addr is its host:port; it stays when the server is started again.
+	Addr string
+
+	dir    string
+	args   []string
+	server *process
+}
+
+// Redis starts a Redis server that ends with the test. Further arguments are
+// options of redis-server. Without the program the test is skipped, or fails
+// with KINFERENCE_INTEROP=1.
+func Redis(t testing.TB, options ...string) *RedisServer {
+	t.Helper()
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		if os.Getenv("KINFERENCE_INTEROP") == "1" {
+			t.Fatal("redis-server is missing: scripts/deps.sh installs it")
+		}
+		t.Skip("NOT TESTED against a real Redis: redis-server is missing; scripts/deps.sh installs it")
+	}
+	// Another process may take a free port before the server does.
+	for range 5 {
+		port := freePort(t)
+		r := &RedisServer{Addr: net.JoinHostPort("127.0.0.1", port), dir: t.TempDir()}
+		r.args = append([]string{"--port", port, "--bind", "127.0.0.1", "--dir", r.dir, "--save", "", "--appendonly", "no", "--daemonize", "no"}, options...)
+		if r.start(t) {
+			t.Cleanup(r.Stop)
+			return r
+		}
+	}
+	t.Fatal("redis-server does not start")
+	return nil
+}
+
+func (r *RedisServer) start(t testing.TB) bool {
+	t.Helper()
+	log := filepath.Join(r.dir, "redis.log")
+	r.server = start(t, log, "redis-server", r.args...)
+	deadline, tick := time.After(30*time.Second), time.NewTicker(20*time.Millisecond)
+	defer tick.Stop()
+	for {
+		if out, err := r.CLI("ping"); err == nil && strings.Contains(out, "PONG") {
+			return true
+		}
+		select {
+		case <-tick.C:
+		case <-r.server.done:
+			t.Logf("redis-server ended:\n%s", tail(log))
+			return false
+		case <-deadline:
+			t.Fatalf("redis-server does not answer after 30 s:\n%s", tail(log))
+		}
+	}
+}
+
+// Start starts the server again after Stop, empty.
+func (r *RedisServer) Start(t testing.TB) {
+	t.Helper()
+	if !r.start(t) {
+		t.Fatalf("redis-server does not start again at %s", r.Addr)
+	}
+}
+
+// Stop kills the server, as a crash would.
+func (r *RedisServer) Stop() { r.server.stop() }
+
+// Pause stops the server in its tracks (SIGSTOP): connections stay open and
+// nothing answers. Resume lets it go on.
+func (r *RedisServer) Pause() { _ = syscall.Kill(-r.server.cmd.Process.Pid, syscall.SIGSTOP) }
+
+// Resume ends Pause.
+func (r *RedisServer) Resume() { _ = syscall.Kill(-r.server.cmd.Process.Pid, syscall.SIGCONT) }
+
+// CLI runs redis-cli against the server and returns what it wrote.
+func (r *RedisServer) CLI(args ...string) (string, error) {
+	host, port, err := net.SplitHostPort(r.Addr)
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.Command("redis-cli", append([]string{"-h", host, "-p", port}, args...)...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err = cmd.Run()
+	return strings.TrimSpace(out.String()), err
+}
+
+// RedisGroup is a Redis Cluster of three primaries and perhaps replicas.
+type RedisGroup struct {
+	Nodes []*RedisServer
+}
+
+// RedisCluster starts a Cluster of three primaries, each with so many replicas,
+// that ends with the test. A primary that is silent for two seconds is replaced.
+func RedisCluster(t testing.TB, replicas int) *RedisGroup {
+	t.Helper()
+	g := &RedisGroup{}
+	args := []string{"--cluster", "create"}
+	for range 3 * (1 + replicas) {
+		r := Redis(t, "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "2000",
+			"--cluster-port", freePort(t), "--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0")
+		g.Nodes = append(g.Nodes, r)
+		args = append(args, r.Addr)
+	}
+	args = append(args, "--cluster-replicas", string(rune('0'+replicas)), "--cluster-yes")
+	if out, err := g.Nodes[0].CLI(args...); err != nil {
+		t.Fatalf("create cluster: %v\n%s", err, out)
+	}
+	g.WaitReady(t, 3*(1+replicas))
+	return g
+}
+
+// Addrs of the nodes.
+func (g *RedisGroup) Addrs() []string {
+	var out []string
+	for _, n := range g.Nodes {
+		out = append(out, n.Addr)
+	}
+	return out
+}
+
+// WaitReady blocks until nodes of the group, at least so many, see all slots
+// served, and replicas follow their primaries.
+func (g *RedisGroup) WaitReady(t testing.TB, nodes int) {
+	t.Helper()
+	deadline, tick := time.After(time.Minute), time.NewTicker(100*time.Millisecond)
+	defer tick.Stop()
+	for {
+		ok := 0
+		for _, n := range g.Nodes {
+			info, _ := n.CLI("cluster", "info")
+			repl, _ := n.CLI("info", "replication")
+			if strings.Contains(info, "cluster_state:ok") && (strings.Contains(repl, "role:master") || strings.Contains(repl, "master_link_status:up")) {
+				ok++
+			}
+		}
+		if ok >= nodes {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("cluster is not ready after a minute: %d of %d nodes", ok, nodes)
+		}
+	}
+}
+
+// Owner returns the primary of a key and one of its replicas, nil without any.
+func (g *RedisGroup) Owner(t testing.TB, key string) (primary, replica *RedisServer) {
+	t.Helper()
+	for _, n := range g.Nodes {
+		select {
+		case <-n.server.done:
+			continue
+		default:
+		}
+		role, err := n.CLI("role")
+		if err != nil {
+			continue
+		}
+		// A node that does not own the key says so; MOVED names the one that does.
+		if out, _ := n.CLI("exists", key); !strings.Contains(out, "MOVED") && strings.HasPrefix(role, "master") {
+			primary = n
+		}
+	}
+	if primary == nil {
+		t.Fatalf("no primary owns %s", key)
+	}
+	_, port, err := net.SplitHostPort(primary.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range g.Nodes {
+		if role, err := n.CLI("role"); err == nil && strings.HasPrefix(role, "slave") && strings.Contains(role, "\n"+port+"\n") {
+			replica = n
+		}
+	}
+	return primary, replica
+}
