@@ -18,6 +18,9 @@ type Chunk struct {
 	// HasUsage says that a usage object is there, and Usage what it holds.
 	HasUsage bool
 	Usage    Usage
+	// UsageFrom and UsageTo are what to cut from the text to be rid of the usage
+	// object, with one comma.
+	UsageFrom, UsageTo int
 
 	choices Value
 }
@@ -50,6 +53,12 @@ func (c *Chunk) Parse(text []byte) error {
 			if m.kind == Obj {
 				c.HasUsage = true
 				c.Usage = c.usage(c.obj.At(i))
+				c.UsageFrom, c.UsageTo = m.name-1, m.end
+				if i > 0 {
+					c.UsageFrom = c.obj.members[i-1].end
+				} else if len(c.obj.members) > 1 {
+					c.UsageTo = c.obj.members[1].name - 1
+				}
 			}
 		}
 	}
@@ -62,6 +71,17 @@ func (c *Chunk) Parse(text []byte) error {
 
 // Object gives the parsed text, to apply changes to.
 func (c *Chunk) Object() *Object { return &c.obj }
+
+// Index is the number of the first choice, 0 if it has none.
+func (c *Chunk) Index() int {
+	for choice := range c.choices.Elements() {
+		if choice.Kind == Obj && c.inner.Parse(choice.Raw, 0) == nil {
+			return max(0, count(c.inner.Get("index")))
+		}
+		break
+	}
+	return 0
+}
 
 // Content reports whether a choice carries something of the answer: text,
 // reasoning, a refusal, a tool call or a finish reason, which ends an answer

@@ -88,7 +88,7 @@ func (r *Request) Parse(route Route, body []byte, depth int) *Error {
 		errors.As(err, &syntax)
 		return Invalid("", CodeInvalidJSON, "The request body is not valid JSON: "+syntax.Error()+".")
 	}
-	if e := checkSpelling(&r.Body, known[:]); e != nil {
+	if e := CheckSpelling(&r.Body, known[:]); e != nil {
 		return e
 	}
 	f := fields{o: &r.Body}
@@ -133,7 +133,7 @@ func (r *Request) streamOptions(f *fields) {
 	if o.Parse(options, math.MaxInt) != nil {
 		return // cannot be: it is part of a parsed body
 	}
-	if e := checkSpelling(&o, []string{"include_usage", "continuous_usage_stats"}); e != nil {
+	if e := CheckSpelling(&o, []string{"include_usage", "continuous_usage_stats"}); e != nil {
 		f.err = e
 		return
 	}
@@ -225,10 +225,10 @@ func tokenIDs(v Value) (ids []uint32, ok bool) {
 	return ids, true
 }
 
-// checkSpelling refuses members that differ from a known one only by case.
+// CheckSpelling refuses members that differ from a known one only by case.
 // Case-insensitive parsers take them for the known one, ours and the engine's
 // do not, and nobody means them.
-func checkSpelling(o *Object, names []string) *Error {
+func CheckSpelling(o *Object, names []string) *Error {
 	for i, m := range o.members {
 		name := o.raw[m.name:m.nameEnd]
 		if m.escaped {
