@@ -401,6 +401,8 @@ func (f *filter) takes(e *Endpoint) bool {
 		len(f.names) > 0 && !slices.Contains(f.names, e.Name),
 		len(f.models) > 0 && !slices.ContainsFunc(f.models, e.serves):
 		return false
+	case len(f.labels) == 0:
+		return true
 	}
 	for k, v := range f.labels {
 		got, ok := e.Labels[k]
@@ -511,8 +513,15 @@ func (s *stage) draw(r *Request, order []int, f *Fleet) string {
 // rank sorts by the stage's criterion, best first.
 func (s *stage) rank(order []int, f *Fleet) {
 	e := f.Endpoints
+	// The order is that of the endpoints so far, which settles ties: faster than
+	// a stable sort.
 	by := func(less func(a, b *Endpoint) int) {
-		slices.SortStableFunc(order, func(a, b int) int { return less(&e[a], &e[b]) })
+		slices.SortFunc(order, func(a, b int) int {
+			if c := less(&e[a], &e[b]); c != 0 {
+				return c
+			}
+			return a - b
+		})
 	}
 	switch s.minimize {
 	case v1alpha1.MinimizePredictedE2E:
