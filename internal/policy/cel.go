@@ -2,6 +2,9 @@ package policy
 
 import (
 	"fmt"
+	"maps"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 
@@ -10,6 +13,8 @@ import (
 	"github.com/google/cel-go/common/ast"
 	"github.com/google/cel-go/common/types"
 	"github.com/google/cel-go/common/types/ref"
+
+	"github.com/kinference/kinference/internal/spelling"
 )
 
 const (
@@ -155,10 +160,8 @@ func newExpression(text string) (*expression, error) {
 	}
 	checked, issues := env.Compile(text)
 	if err := issues.Err(); err != nil {
-		// The first issue in one line; CEL repeats the source below it.
-		msg, _, _ := strings.Cut(issues.Errors()[0].Message, "\n")
-		at := issues.Errors()[0].Location
-		return nil, fmt.Errorf("CEL at column %d: %s", at.Column()+1, msg)
+		first := issues.Errors()[0] // the others follow from it
+		return nil, fmt.Errorf("CEL at column %d: %s", first.Location.Column()+1, plain(first.Message))
 	}
 	if checked.OutputType() != cel.BoolType {
 		return nil, fmt.Errorf("CEL yields %s, want bool", checked.OutputType())
@@ -191,6 +194,57 @@ func newExpression(text string) (*expression, error) {
 		return nil, fmt.Errorf("CEL: %w", err)
 	}
 	return e, nil
+}
+
+// What CEL says of an expression that it does not understand.
+var (
+	endsEarly  = regexp.MustCompile(`^Syntax error: (?:mismatched|extraneous) input '<EOF>'(?: expecting (.*))?$`)
+	unexpected = regexp.MustCompile(`^Syntax error: (?:mismatched|extraneous) input '(.*?)'`)
+	nonsense   = regexp.MustCompile(`(?s)^Syntax error: (?:token recognition error at: |no viable alternative at input )'(.*)'$`)
+	overload   = regexp.MustCompile(`^found no matching overload for '_?(.*?)_?' applied to '(.*)'$`)
+	noField    = regexp.MustCompile(`^undefined field '(.*)'$`)
+	noName     = regexp.MustCompile(`^(undeclared reference to '.*') \(in container ''\)$`)
+)
+
+// plain says in few words for the author of a policy what CEL says with lists of
+// all tokens that there could be.
+func plain(message string) string {
+	message, _, _ = strings.Cut(message, "\n")
+	if m := endsEarly.FindStringSubmatch(message); m != nil {
+		if m[1] != "" && len(m[1]) <= 16 {
+			return "the expression ends too early, want " + strings.Trim(m[1], "{}")
+		}
+		return "the expression ends too early"
+	}
+	if m := unexpected.FindStringSubmatch(message); m != nil {
+		switch m[1] {
+		case "and", "AND":
+			return "unexpected '" + m[1] + "', want &&"
+		case "or", "OR":
+			return "unexpected '" + m[1] + "', want ||"
+		}
+		return "unexpected '" + abbreviate(m[1]) + "'"
+	}
+	if m := nonsense.FindStringSubmatch(message); m != nil {
+		if what := strings.TrimSpace(m[1]); what != "=" {
+			return "unexpected '" + abbreviate(what) + "'"
+		}
+		return "unexpected '=', want =="
+	}
+	if m := overload.FindStringSubmatch(message); m != nil {
+		return "'" + m[1] + "' cannot be applied to (" + strings.Trim(m[2], "()") + ")"
+	}
+	if m := noField.FindStringSubmatch(message); m != nil {
+		names := slices.Sorted(maps.Keys(fields))
+		if near := spelling.Nearest(m[1], names); near != "" {
+			return message + ", did you mean '" + near + "'?"
+		}
+		return message + ": `request` has " + strings.Join(names, ", ")
+	}
+	if m := noName.FindStringSubmatch(message); m != nil {
+		return m[1] + ": there is only `request`"
+	}
+	return message
 }
 
 // sizes tells the estimate of costs how long things are.

@@ -1,6 +1,7 @@
 package policy_test
 
 import (
+	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
@@ -78,6 +79,39 @@ func TestFaults(t *testing.T) {
 		}
 		if f := faults[0]; f.Field != c.field || !strings.Contains(f.Message, c.message) {
 			t.Errorf("%s:\n got %s: %s\nwant %s: …%s…", c.spec, f.Field, f.Message, c.field, c.message)
+		}
+	}
+}
+
+// What CEL says of an expression that it does not understand, in words for the
+// author of the policy.
+func TestCELMessages(t *testing.T) {
+	for expression, want := range map[string]string{
+		"(":                                    "CEL at column 2: the expression ends too early",
+		"request.model ==":                     "CEL at column 17: the expression ends too early",
+		"request.model in ['a', 'b'":           "CEL at column 27: the expression ends too early, want ']', ','",
+		"request.model = 'x'":                  "CEL at column 15: unexpected '=', want ==",
+		"request.stream &&& true":              "CEL at column 18: unexpected '&'",
+		"request.stream and true":              "CEL at column 16: unexpected 'and', want &&",
+		"request.stream or true":               "CEL at column 16: unexpected 'or', want ||",
+		"request.[":                            "CEL at column 9: unexpected '.['",
+		"\"abc":                                "CEL at column 1: unexpected '\"abc'",
+		"request.model == 5":                   "CEL at column 15: '==' cannot be applied to (string, int)",
+		"size(request) > 1":                    "CEL at column 5: 'size' cannot be applied to (kinference.Request)",
+		"request.promt_tokens > 1":             "CEL at column 8: undefined field 'promt_tokens', did you mean 'prompt_tokens'?",
+		"request.temperature > 1":              "CEL at column 8: undefined field 'temperature': `request` has claims, endpoint, headers, id, max_tokens, model, prompt_tokens, qos, stream, tags, tenant, tenants, tools",
+		"req.model == 'x'":                     "CEL at column 1: undeclared reference to 'req': there is only `request`",
+		"if request.stream":                    "CEL at column 1: reserved identifier: if",
+		"request.stream ? request.model : 'x'": "CEL yields string, want bool",
+		"request.model == '" + strings.Repeat("x", 200): "CEL at column 18: unexpected ''" + strings.Repeat("x", 63) + "…'",
+	} {
+		text, err := json.Marshal(expression)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, faults := policy.Compile(spec(t, `rules: [ { name: r, matches: [ { when: `+string(text)+` } ], reject: { reason: X } } ]`))
+		if len(faults) != 1 || faults[0].Message != want {
+			t.Errorf("%s:\n got %v\nwant %s", expression, faults, want)
 		}
 	}
 }
