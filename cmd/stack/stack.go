@@ -139,7 +139,7 @@ func (s *Stack) start(o Options) error {
 	}
 	go s.shell.ServeAdmin(listeners["admin"])
 
-	natsURL, routerURL, trackerURL := s.url, s.RouterURL(), s.KVTrackerURL()
+	natsURL, routerURL, trackerURL, limiterURL := s.url, s.RouterURL(), s.KVTrackerURL(), s.LimiterURL()
 	for _, p := range []struct {
 		name string
 		run  func(ctx context.Context, l net.Listener) error
@@ -163,7 +163,7 @@ func (s *Stack) start(o Options) error {
 			return (&accounting.Service{Config: accounting.Config{Listener: l}}).Run(ctx)
 		}},
 		{"ingress", func(ctx context.Context, l net.Listener) error {
-			return (&ingress.Service{Config: ingress.Config{Listener: l, RouterURL: routerURL}}).Run(ctx)
+			return (&ingress.Service{Config: ingress.Config{Listener: l, RouterURL: routerURL, LimiterURL: limiterURL}}).Run(ctx)
 		}},
 	} {
 		s.parts[p.name] = &part{run: p.run, addr: s.addrs[p.name]}
@@ -201,6 +201,9 @@ func (s *Stack) RouterURL() string { return "http://" + s.addrs["router"] }
 
 // KVTrackerURL is the base URL of the tracker's RPC port.
 func (s *Stack) KVTrackerURL() string { return "http://" + s.addrs["kvtracker"] }
+
+// LimiterURL is the base URL of the limiter's RPC port.
+func (s *Stack) LimiterURL() string { return "http://" + s.addrs["limiter"] }
 
 // AdminURL is the base URL of the admin port.
 func (s *Stack) AdminURL() string { return "http://" + s.addrs["admin"] }
