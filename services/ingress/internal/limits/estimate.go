@@ -251,3 +251,10 @@ func (h *histogram) quantile() int64 {
 	}
 	return 0
 }
+
+// Len is how many pairs of tenant and model are known.
+func (l *Learner) Len() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.pairs)
+}

@@ -232,7 +232,7 @@ func (l *Limit) Amount(u *Use) int64 {
 		}
 		return bounded(float64(input-cached)*float64(w[0])+float64(cached)*float64(w[1])+float64(output)*float64(w[2]), (input-cached)*w[0]+cached*w[1]+output*w[2])
 	case GPUTime:
-		return mulDiv(int64(max(u.GPU, 0)), l.Scale, int64(time.Second), int64(time.Second)-1)
+		return min(mulDiv(int64(max(u.GPU, 0)), l.Scale, int64(time.Second), int64(time.Second)-1), MaxUnits)
 	case Cost:
 		return l.cost(u)
 	}
