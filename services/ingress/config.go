@@ -49,6 +49,18 @@ type Config struct {
 	// same token ids.
 	ParityInterval time.Duration
 
+	// NATSURL is where usage events go; empty: nowhere. UsageDir is the folder in
+	// which they wait, of this process alone, and UsageBytes bounds it. UsageSync
+	// is how soon they are safe from a loss of power.
+	NATSURL, UsageDir string
+	UsageBytes        int64
+	UsageSync         time.Duration
+	// UsageReplicas, UsageMaxAge and UsageStreamBytes are those of the stream,
+	// where this process makes it.
+	UsageReplicas    int
+	UsageMaxAge      time.Duration
+	UsageStreamBytes int64
+
 	// LimiterTimeout bounds the wait for the limiter. LimitTTL is when what was
 	// reserved is given back after the death of this process, LimitLeaseTTL when
 	// shares of buckets are.
@@ -77,6 +89,13 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.BoolVar(&c.LimitExact, "limit-exact", c.LimitExact, "reserve all output that a request asks for, even if the tenant's answers are far shorter")
 	fs.IntVar(&c.LimitReplicas, "limit-replicas", c.LimitReplicas, "ingress processes that share a limit while the limiter is away and has not told how many there are")
 	fs.StringVar(&c.LimitSpill, "limit-spill", c.LimitSpill, "file for settlements that do not fit in memory while the limiter is away; empty: they are dropped and counted")
+	fs.StringVar(&c.NATSURL, "nats-url", c.NATSURL, "URLs of NATS for usage events, comma separated; empty: there are no events")
+	fs.StringVar(&c.UsageDir, "usage-dir", c.UsageDir, "folder of this process alone in which usage events wait for NATS; empty: a temporary one, which nobody reads after the process was killed")
+	fs.Int64Var(&c.UsageBytes, "usage-bytes", c.UsageBytes, "bytes of usage events that may wait; beyond it they are dropped and counted")
+	fs.DurationVar(&c.UsageSync, "usage-sync", c.UsageSync, "time until usage events are safe from a loss of power")
+	fs.IntVar(&c.UsageReplicas, "usage-replicas", c.UsageReplicas, "replicas of the stream of usage events, where this process makes it")
+	fs.DurationVar(&c.UsageMaxAge, "usage-max-age", c.UsageMaxAge, "how long the stream keeps usage events, where this process makes it")
+	fs.Int64Var(&c.UsageStreamBytes, "usage-stream-bytes", c.UsageStreamBytes, "bytes of the stream of usage events, where this process makes it")
 	fs.Int64Var(&c.MaxBody, "max-body", c.MaxBody, "longest request body in bytes")
 	fs.Int64Var(&c.MaxBodies, "max-bodies", c.MaxBodies, "bytes of all request bodies in memory together")
 	fs.IntVar(&c.MaxHeader, "max-header", c.MaxHeader, "longest request header in bytes")
@@ -103,6 +122,11 @@ func (c *Config) defaults() {
 	or(&c.Listen, "127.0.0.1:8080")
 	or(&c.RouterURL, "http://127.0.0.1:7102")
 	or(&c.LimiterURL, "http://127.0.0.1:7104")
+	or(&c.UsageBytes, 1<<30)
+	or(&c.UsageSync, time.Second)
+	or(&c.UsageReplicas, 1)
+	or(&c.UsageMaxAge, 30*24*time.Hour)
+	or(&c.UsageStreamBytes, 8<<30)
 	or(&c.LimiterTimeout, 50*time.Millisecond)
 	or(&c.LimitTTL, 30*time.Second)
 	or(&c.LimitLeaseTTL, 3*time.Second)
@@ -151,7 +175,8 @@ func (c *Config) Validate() error {
 		"idle-timeout": int64(c.IdleTimeout), "total-timeout": int64(c.TotalTimeout), "write-timeout": int64(c.WriteTimeout), "keep-alive": int64(c.KeepAlive),
 		"worker-connections": int64(c.WorkerConnections), "token-cache": int64(c.TokenCacheBytes), "prompt-timeout": int64(c.PromptTimeout), "prompt-retry": int64(c.PromptRetry),
 		"parity-interval": int64(c.ParityInterval), "limiter-timeout": int64(c.LimiterTimeout), "limit-ttl": int64(c.LimitTTL), "limit-lease-ttl": int64(c.LimitLeaseTTL),
-		"limit-replicas": int64(c.LimitReplicas),
+		"limit-replicas": int64(c.LimitReplicas), "usage-bytes": c.UsageBytes, "usage-sync": int64(c.UsageSync), "usage-replicas": int64(c.UsageReplicas),
+		"usage-max-age": int64(c.UsageMaxAge), "usage-stream-bytes": c.UsageStreamBytes,
 	} {
 		if v < 0 {
 			faults = append(faults, fmt.Errorf("%s is negative", name))

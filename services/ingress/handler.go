@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kinference/kinference/internal/openai"
+	"github.com/kinference/kinference/services/ingress/internal/meter"
 )
 
 // ServeHTTP answers all paths. There is no mux: it would redirect odd paths
@@ -58,11 +59,12 @@ func (v *server) post(w http.ResponseWriter, r *http.Request, a *admission, rout
 		w.Header().Set("X-Request-Id", id)
 		v.ids.Store(id, nil)
 	}
-	x := &exchange{server: v, admission: a, w: w, r: r, id: id, unique: newID(), label: otherModel}
+	x := &exchange{server: v, admission: a, w: w, r: r, id: id, unique: meter.NewID(), label: otherModel}
 	x.req.Route = route
 	v.metrics.active.Add(v.ctx, 1)
 	defer func() { // whatever happens, the router's ledger gets its end
 		v.metrics.active.Add(v.ctx, -1)
+		x.finishUsage()
 		x.settle()
 		if x.routed {
 			x.compareCount()

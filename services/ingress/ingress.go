@@ -50,6 +50,7 @@ type server struct {
 	proxy    *proxy.Proxy
 	reports  *report.Queue
 	limits   limiting
+	usage    metering
 	metrics  *metrics
 	tracer   trace.Tracer
 	bodies   atomic.Int64 // bytes of request bodies in memory
@@ -105,6 +106,11 @@ func (s *Service) Run(ctx context.Context) error {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer stop()
+	metered, err := v.startMetering(reporting)
+	if err != nil {
+		return err
+	}
+	defer metered()
 	settled, err := v.startLimiting(reporting)
 	if err != nil {
 		return err

@@ -17,7 +17,7 @@ import (
 
 // otherModel labels what asks for a model that the catalog does not have:
 // names from clients would make series without bound.
-const otherModel = "other"
+const otherModel = "_unknown"
 
 // metrics are the instruments of this service. GenAI semantic conventions come
 // first; what they have no name for is kinference.ingress.*. Labels are
@@ -36,6 +36,8 @@ type metrics struct {
 	failovers   metric.Int64Counter
 	reportsLost metric.Int64Counter
 	checks      metric.Int64Counter
+
+	golden golden
 
 	meter        metric.Meter
 	registration metric.Registration
@@ -81,7 +83,7 @@ func newMetrics(m metric.Meter) (*metrics, error) {
 	faults = append(faults, err)
 	s.usage, err = m.Int64Histogram("gen_ai.client.token.usage", metric.WithUnit("{token}"), metric.WithDescription("Tokens of a request by type; input includes cached ones."),
 		metric.WithExplicitBucketBoundaries(tokenBuckets...))
-	return s, errors.Join(append(faults, err)...)
+	return s, errors.Join(append(faults, err, s.golden.init(m))...)
 }
 
 // observe shows which profiles do without their tokenizer.

@@ -62,6 +62,7 @@ type exchange struct {
 
 	attributes *routerv1.Attributes // for policies
 	limited    limited
+	measured   measured
 	retry      retry
 
 	routed   bool // the router has it in its ledger
@@ -274,6 +275,7 @@ func (x *exchange) route(exclude []string) ([]*routerv1.Endpoint, *openai.Error)
 	for delay := 50 * time.Millisecond; ; delay *= 2 {
 		answer, err := x.router.Route(ctx, request)
 		if err == nil {
+			x.measured.decision = answer
 			x.retry = retry{int(answer.GetAttempts()), answer.GetRetryOn()}
 			return answer.GetEndpoints(), noWorkers(answer.GetEndpoints())
 		}
@@ -331,11 +333,12 @@ func (x *exchange) attempt(endpoint *routerv1.Endpoint, header http.Header) {
 	if endpoint.DataParallelRank != nil {
 		header.Set("X-Data-Parallel-Rank", strconv.Itoa(int(endpoint.GetDataParallelRank())))
 	}
+	x.startUsage()
 	free := x.limits.occupancy.Enter(endpoint.GetWorker(), time.Now())
 	x.result = x.proxy.Do(x.ctx, x.w, &proxy.Call{
 		URL: strings.TrimRight(endpoint.GetUrl(), "/"), Path: x.req.Route.Path(), Header: header, Body: body, Stream: x.req.Stream,
 		Model: openai.AppendString(nil, x.req.Model), HideUsage: x.req.Stream && !x.req.IncludeUsage,
-		HideRunning: x.req.Stream && !x.req.ContinuousUsage, Choices: x.perPrompt(), Prompts: x.req.Prompts, OnUsage: x.measured.progress,
+		HideRunning: x.req.Stream && !x.req.ContinuousUsage && endpoint.GetProvider() == "", Choices: x.perPrompt(), Prompts: x.req.Prompts, OnUsage: x.measured.progress,
 		OnFirst: func(sinceSent time.Duration) { x.reports.FirstToken(x.id, sinceSent) },
 	})
 	x.limited.gpu = free(time.Now())

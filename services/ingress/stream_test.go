@@ -68,12 +68,12 @@ func TestUsageChunk(t *testing.T) {
 		name, more, options string
 		shown               bool
 	}{
-		{"not asked", ``, `{"include_usage":true}`, false},
-		{"null", `,"stream_options":null`, `{"include_usage":true}`, false},
-		{"refused", `,"stream_options":{"include_usage":false,"x":1}`, `{"include_usage":true,"x":1}`, false},
-		{"asked", `,"stream_options":{"include_usage":true}`, `{"include_usage":true}`, true},
+		{"not asked", ``, `{"include_usage":true,"continuous_usage_stats":true}`, false},
+		{"null", `,"stream_options":null`, `{"include_usage":true,"continuous_usage_stats":true}`, false},
+		{"refused", `,"stream_options":{"include_usage":false,"x":1}`, `{"include_usage":true,"x":1,"continuous_usage_stats":true}`, false},
+		{"asked", `,"stream_options":{"include_usage":true}`, `{"include_usage":true,"continuous_usage_stats":true}`, true},
 		{"asked on each chunk", `,"stream_options":{"include_usage":true,"continuous_usage_stats":true}`, `{"include_usage":true,"continuous_usage_stats":true}`, true},
-		{"each chunk without effect", `,"stream_options":{"continuous_usage_stats":true}`, `{"include_usage":true}`, false},
+		{"each chunk without effect", `,"stream_options":{"continuous_usage_stats":true}`, `{"continuous_usage_stats":true,"include_usage":true}`, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			resp, body := e.post(chatPath, chatRequest(true, tt.more))

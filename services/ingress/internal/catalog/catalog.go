@@ -34,6 +34,7 @@ type View struct {
 	// not modify them.
 	LimitPolicies []*routerv1.LimitPolicy
 	tenants       map[string]*Tenant
+	prices        prices
 }
 
 // Model is a name that clients may ask for.
@@ -79,7 +80,7 @@ func (v *View) Model(name string) *Model { return v.byName[name] }
 // New makes a View of a catalog. Profiles that a model names and the catalog
 // lacks are left out.
 func New(c *routerv1.Catalog) *View {
-	v := &View{Version: c.GetVersion(), byName: make(map[string]*Model, len(c.GetModels()))}
+	v := &View{Version: c.GetVersion(), byName: make(map[string]*Model, len(c.GetModels())), prices: newPrices(c.GetPrices())}
 	workers := map[string][]Worker{}
 	for _, w := range c.GetWorkers() {
 		workers[w.GetWorkerSet()] = append(workers[w.GetWorkerSet()], Worker{UID: w.GetUid(), URL: strings.TrimRight(w.GetUrl(), "/"), Epoch: c.GetEpochs()[w.GetUid()]})

@@ -104,6 +104,14 @@ type Call struct {
 	// HideUsage removes the chunk that carries usage only: the client did not
 	// ask for it.
 	HideUsage bool
+	// HideRunning removes usage from chunks with content.
+	HideRunning bool
+	// Choices is how many answers each prompt gets, Prompts how many there are; 0
+	// is 1. Where there are several, running usage comes for each by itself.
+	Choices, Prompts int
+	// OnUsage is called when counts have come, and with every chunk of content.
+	// Counts may be openai.Unknown.
+	OnUsage func(prompt, output int)
 	// OnFirst is called when the first content arrives.
 	OnFirst func(sinceSent time.Duration)
 }
@@ -122,7 +130,8 @@ type Result struct {
 	Cause error
 
 	Usage  openai.Usage
-	Chunks int // stream events with content
+	Chunks int           // stream events with content
+	MaxGap time.Duration // the longest time between two of them
 	// When things happened; zero if they did not.
 	Sent, FirstContent, FirstWritten, LastContent time.Time
 }
@@ -146,8 +155,9 @@ type attempt struct {
 	cause  error // for the timer, set while it is stopped
 	out    writer
 	chunk  openai.Chunk
-	edited []byte // memory of edit
-	event  []byte // memory of an edited event
+	edited []byte         // memory of edit
+	each   []openai.Usage // running usage by choice, if there are several
+	event  []byte         // memory of an edited event
 	r      Result
 }
 
@@ -291,7 +301,7 @@ func (a *attempt) whole(w http.ResponseWriter, resp *http.Response) {
 		a.r.Err = openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The model server gave no valid answer.")
 		return
 	}
-	a.r.Usage.Merge(a.chunk.Usage)
+	a.count()
 	if edited, changed := a.edit(body); changed {
 		body = edited
 	}
@@ -327,14 +337,13 @@ func readAll(resp *http.Response, limit int64) ([]byte, error) {
 
 // edit makes a parsed chunk or answer the client's: it gets back the model
 // name that it asked for, loses usage that it did not ask for (engines can be
-// made to put it on every chunk), and an error member that is null, which one
-// SDK takes for a failure. It reports whether anything changed.
+// made to put it on every chunk, and we do), and an error member that is null,
+// which one SDK takes for a failure. It reports whether anything changed.
 func (a *attempt) edit(text []byte) ([]byte, bool) {
 	m := &a.chunk.Model
 	rename := m.Kind == openai.String && !bytes.Equal(m.Raw, a.c.Model)
-	hide := a.chunk.HasUsage && a.c.HideUsage
-	switch {
-	case a.chunk.NullError || hide:
+	hide := a.chunk.HasUsage && (a.c.HideUsage && !a.chunk.HasChoices || a.c.HideRunning && a.chunk.HasChoices)
+	if a.chunk.NullError {
 		changes := []openai.Change{openai.Remove("error")}
 		if hide {
 			changes = append(changes, openai.Remove("usage"))
@@ -344,13 +353,68 @@ func (a *attempt) edit(text []byte) ([]byte, bool) {
 		}
 		out, err := a.chunk.Object().Apply(nil, changes...)
 		return out, err == nil
-	case rename: // on every chunk of a stream for an alias
-		out := append(a.edited[:0], text[:m.Offset]...)
-		out = append(out, a.c.Model...)
-		a.edited = append(out, text[m.Offset+len(m.Raw):]...)
-		return a.edited, true
 	}
-	return text, false
+	if !rename && !hide {
+		return text, false
+	}
+	// What is left after the later change first: nearly every chunk comes here.
+	from, to := a.chunk.UsageFrom, a.chunk.UsageTo
+	name, end := m.Offset, m.Offset+len(m.Raw)
+	out := a.edited[:0]
+	switch {
+	case !rename:
+		out = append(append(out, text[:from]...), text[to:]...)
+	case !hide:
+		out = append(append(append(out, text[:name]...), a.c.Model...), text[end:]...)
+	case end <= from:
+		out = append(append(append(out, text[:name]...), a.c.Model...), text[end:from]...)
+		out = append(out, text[to:]...)
+	default:
+		out = append(append(out, text[:from]...), text[to:name]...)
+		out = append(append(out, a.c.Model...), text[end:]...)
+	}
+	a.edited = out
+	return out, true
+}
+
+// maxChoices bounds the answers whose running usage is added up.
+const maxChoices = 4096
+
+// count takes in the usage of a chunk or answer. Running usage is that of one
+// choice: those of all are added up, each prompt once.
+func (a *attempt) count() {
+	all := max(a.c.Choices, 1) * max(a.c.Prompts, 1)
+	if !a.chunk.HasChoices || all == 1 || !a.c.Stream {
+		a.r.Usage.Merge(a.chunk.Usage)
+		return
+	}
+	i := a.chunk.Index()
+	if i >= min(all, maxChoices) {
+		return
+	}
+	for len(a.each) <= i {
+		a.each = append(a.each, openai.NoUsage)
+	}
+	a.each[i].Merge(a.chunk.Usage)
+	sum := openai.NoUsage
+	n := max(a.c.Choices, 1)
+	for from := 0; from < len(a.each); from += n {
+		prompt := openai.Unknown
+		for _, u := range a.each[from:min(from+n, len(a.each))] {
+			prompt = max(prompt, u.Prompt)
+			sum.Output = plus(sum.Output, u.Output)
+		}
+		sum.Prompt = plus(sum.Prompt, prompt)
+	}
+	a.r.Usage.Merge(sum)
+}
+
+// plus adds counts that may be unknown.
+func plus(a, b int) int {
+	if a == openai.Unknown || b == openai.Unknown {
+		return max(a, b)
+	}
+	return a + b
 }
 
 // failedText is what clients get to know of a fault inside a worker.

@@ -113,7 +113,7 @@ func (s *stream) content(e *openai.Event) {
 		return
 	}
 	if s.chunk.HasUsage {
-		s.r.Usage.Merge(s.chunk.Usage)
+		s.count()
 		if !s.chunk.HasChoices && s.c.HideUsage {
 			return
 		}
@@ -126,9 +126,22 @@ func (s *stream) content(e *openai.Event) {
 	begun := !s.r.FirstContent.IsZero()
 	if begun && s.chunk.HasChoices {
 		s.r.Chunks++
+		s.r.MaxGap = max(s.r.MaxGap, s.now.Sub(s.r.LastContent))
 		s.r.LastContent = s.now
 	}
 	s.pass(raw, begun || s.chunk.Content())
+	if s.c.OnUsage != nil {
+		s.progress()
+	}
+}
+
+// progress tells how far the answer is: by the engine's count, or else by what came.
+func (s *stream) progress() {
+	output := s.r.Usage.Output
+	if output == openai.Unknown && s.r.Chunks > 0 {
+		output = s.r.Chunks
+	}
+	s.c.OnUsage(s.r.Usage.Prompt, output)
 }
 
 // pass writes an event, or holds it until one with content comes. One that is
