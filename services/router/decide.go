@@ -285,7 +285,10 @@ func ruleOf(d *policy.Decision) string {
 
 // answer lists the endpoints, best first.
 func (x *routing) answer() *routerv1.RouteResponse {
-	resp := &routerv1.RouteResponse{}
+	resp := &routerv1.RouteResponse{Rule: ruleOf(&x.verdict), Pool: x.model.Pool.Name}
+	if !x.queued.IsZero() {
+		resp.Queued = durationpb.New(x.at.Sub(x.queued))
+	}
 	if r := x.verdict.Retry; r != nil {
 		resp.Attempts = uint32(r.Attempts)
 		for _, on := range r.RetryOn {

@@ -118,7 +118,7 @@ func (p *Publisher) Publish(c *resources.Catalog, states States, verdicts Verdic
 // build makes the message; sizes are the block sizes of profiles and epochs those
 // of workers as known before.
 func build(c *resources.Catalog, prepared *plan.Plan, states States, verdicts Verdicts, sizes map[string]uint32, epochs map[string]string) *routerv1.Catalog {
-	out := &routerv1.Catalog{Epochs: map[string]string{}}
+	out := &routerv1.Catalog{Epochs: map[string]string{}, Prices: prices(c)}
 	now := time.Now()
 	lengths := map[*resources.Profile]int{}
 	ready := map[*resources.WorkerSet]bool{}
