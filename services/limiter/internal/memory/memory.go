@@ -392,28 +392,30 @@ func (e entry) kind() string {
 }
 
 // Release gives all back.
-func (s *Store) Release(_ context.Context, name, id string) (bool, error) {
+func (s *Store) Release(_ context.Context, name, id string) (store.Result, error) {
 	v, leave, err := s.enter(name, 1)
 	if err != nil {
-		return false, err
+		return store.Result{}, err
 	}
+	r := store.Result{Now: v.now}
 	defer leave()
 	rec := v.records["r:"+id]
 	had := rec != nil && !rec.settled
 	if had {
 		v.release(rec, id)
+		r.Outcome = store.Granted
 	}
 	if rec == nil || had {
 		v.settle(id)
 	}
-	return had, nil
+	return r, nil
 }
 
 // Extend prolongs reservations.
-func (s *Store) Extend(_ context.Context, name string, ids []string, ttl time.Duration) ([]string, error) {
+func (s *Store) Extend(_ context.Context, name string, ids []string, ttl time.Duration) ([]string, store.Result, error) {
 	v, leave, err := s.enter(name, 0)
 	if err != nil {
-		return nil, err
+		return nil, store.Result{}, err
 	}
 	defer leave()
 	var unknown []string
@@ -434,7 +436,7 @@ func (s *Store) Extend(_ context.Context, name string, ids []string, ttl time.Du
 			}
 		}
 	}
-	return unknown, nil
+	return unknown, store.Result{Now: v.now, Outcome: store.Granted}, nil
 }
 
 // Read looks at buckets.

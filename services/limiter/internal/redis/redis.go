@@ -169,30 +169,30 @@ func (s *Store) Commit(ctx context.Context, org, id string, charges []store.Char
 }
 
 // Release gives all back.
-func (s *Store) Release(ctx context.Context, org, id string) (bool, error) {
+func (s *Store) Release(ctx context.Context, org, id string) (store.Result, error) {
 	a := start("release", org, 0)
 	a.key("r:", id)
 	a.add(id)
 	_, r, err := s.run(ctx, a, 0, 0)
-	return r.Outcome == store.Granted, err
+	return r, err
 }
 
 // Extend prolongs reservations.
-func (s *Store) Extend(ctx context.Context, org string, ids []string, ttl time.Duration) ([]string, error) {
+func (s *Store) Extend(ctx context.Context, org string, ids []string, ttl time.Duration) ([]string, store.Result, error) {
 	a := start("extend", org, 0)
 	a.add(ttl.Microseconds())
 	for _, id := range ids {
 		a.key("r:", id)
 		a.add(id)
 	}
-	out, _, err := s.run(ctx, a, len(ids), 1)
+	out, r, err := s.run(ctx, a, len(ids), 1)
 	var unknown []string
 	for i, ok := range out {
 		if ok == 0 {
 			unknown = append(unknown, ids[i])
 		}
 	}
-	return unknown, err
+	return unknown, r, err
 }
 
 // Read looks at buckets.

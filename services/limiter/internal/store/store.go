@@ -131,10 +131,10 @@ type Store interface {
 	Reserve(ctx context.Context, org, id string, ttl time.Duration, charges []Charge) (Result, error)
 	// Commit settles; the outcome is Granted, or Settled if it was before.
 	Commit(ctx context.Context, org, id string, charges []Charge) (Result, error)
-	// Release gives all back; it reports whether there was anything.
-	Release(ctx context.Context, org, id string) (bool, error)
+	// Release gives all back; the outcome is Refused if there was nothing.
+	Release(ctx context.Context, org, id string) (Result, error)
 	// Extend returns the ids that it does not know.
-	Extend(ctx context.Context, org string, ids []string, ttl time.Duration) ([]string, error)
+	Extend(ctx context.Context, org string, ids []string, ttl time.Duration) ([]string, Result, error)
 	// Read looks.
 	Read(ctx context.Context, org string, buckets []Bucket) (Result, error)
 	// Lease changes shares. The result has no states; those are in the grants.
