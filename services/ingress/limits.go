@@ -222,7 +222,7 @@ func (x *exchange) reserve() *openai.Error {
 	if len(l.charges) == 0 {
 		return nil
 	}
-	use := limits.Use{Estimated: true, Input: x.promptTokens(), Prices: x.prices(nil)}
+	use := limits.Use{Estimated: true, Input: x.promptTokens(), Prices: x.admission.view.Prices(x.model.Name)}
 	ask := limits.Ask{Max: int64(x.req.MaxTokens), Room: room, Choices: l.choices * int64(max(1, x.req.Prompts))}
 	l.estimate = x.limits.learned.Estimate(x.caller.Name(), x.model.Root, ask, limits.Lend(l.charges))
 	use.Output, use.GPU = l.estimate.Output, l.estimate.GPU
@@ -316,40 +316,24 @@ func (x *exchange) settle() {
 	x.limits.metrics.settled(x.server.ctx, "committed")
 }
 
-// used is what the request used; false if it is none of the client's doing that
-// it came to nothing.
+// used is what the request used, as its usage event says; false if it came to
+// nothing through no doing of the client.
 func (x *exchange) used() (limits.Use, bool) {
 	r := &x.result
-	use := limits.Use{GPU: x.limited.gpu, Prices: x.prices(x.endpoint)}
-	switch r.Reason {
-	case proxy.Served:
-		if !r.Committed {
-			return use, false // no endpoint took it
-		}
-	case proxy.Canceled:
+	switch {
+	case r.Committed:
+	case r.Reason == proxy.Canceled:
 		if r.Sent.IsZero() { // it was asked for, but nothing was done yet
 			return limits.Use{}, true
 		}
-	case proxy.Status:
-		if !r.Committed && r.Err != nil && r.Err.Status >= 400 && r.Err.Status < 500 && r.Err.Status != http.StatusTooManyRequests {
-			return limits.Use{}, true // the request is at fault
-		}
-		fallthrough
+	case r.Reason == proxy.Status && r.Err != nil && r.Err.Status >= 400 && r.Err.Status < 500 && r.Err.Status != http.StatusTooManyRequests:
+		return limits.Use{}, true // the request is at fault
 	default:
-		if !r.Committed {
-			return use, false
-		}
+		return limits.Use{}, false
 	}
-	u := x.usage()
-	if use.Input = int64(u.Prompt); u.Prompt == openai.Unknown {
-		use.Input = x.promptTokens()
-	}
-	use.Cached = int64(max(0, u.Cached))
-	use.Output = int64(max(0, u.Output))
-	if r.Reason == proxy.Canceled && !x.req.Stream && u.Output == openai.Unknown {
-		// The engine was at it until the client left, and nobody counted.
-		use.Output = min(x.limits.learned.Pace(x.caller.Name(), x.model.Root, time.Since(r.Sent))*x.choices(), x.limited.estimate.Output)
-	}
+	record := x.measure()
+	t := &record.Tokens
+	use := limits.Use{Input: t.Input.N, Cached: t.Cached.N, Output: t.Output.N, GPU: x.limited.gpu, Prices: []*meter.Price{record.Price}}
 	if x.outcome() == routerv1.Outcome_OUTCOME_OK {
 		x.limits.learned.Learn(x.caller.Name(), x.model.Root, use.Output/x.choices(), use.GPU, r.LastContent.Sub(r.Sent))
 	}
@@ -413,6 +397,3 @@ func (m *limitMetrics) set(w limitWord) metric.MeasurementOption {
 func (m *limitMetrics) settled(ctx context.Context, word string) {
 	m.settlements.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", word)))
 }
-
-// prices of an endpoint, or of all that may serve the request.
-func (x *exchange) prices(*routerv1.Endpoint) []*meter.Price { return nil }
