@@ -507,11 +507,6 @@ func (c *compiler) notYet() {
 			c.once("credentials", o, "spec.credentials", "are not sent yet: the provider gets no requests")
 		}
 	}
-	for _, o := range c.good[v1alpha1.KindInferencePolicy] {
-		if len(o.Object.(*v1alpha1.InferencePolicy).Spec.Limits) > 0 {
-			c.once("limits", o, "spec.limits", "has no effect yet: limits are not kept")
-		}
-	}
 }
 
 func byName[T any](list []T, name func(T) string) {

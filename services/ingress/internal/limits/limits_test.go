@@ -235,7 +235,9 @@ func TestCharges(t *testing.T) {
 	// Nothing is left of a match that does not hold; a caller without user or key
 	// does not get to know what others of its kind used.
 	request.User, request.Key = "", ""
-	request.Policy = func() *policy.Request { return &policy.Request{Tenants: []string{"team"}, PromptTokens: 100, QoS: "interactive"} }
+	request.Policy = func() *policy.Request {
+		return &policy.Request{Tenants: []string{"team"}, PromptTokens: 100, QoS: "interactive"}
+	}
 	want = []string{
 		"ns/team/tpm own", "ns/team/weighed/per=1000 own", "ns/team/streams/key= own", "ns/team/mine/user=/model=org/model own", "ns/acme/org other's", "ns/acme/each/user= other's",
 		"policy:ns/night/all/model=org/model other's policy:ns/night", "policy:ns/trial/each/user= other's",
