@@ -391,12 +391,20 @@ type BackendMatch struct {
 	Labels map[string]LabelValue `json:"labels,omitempty"`
 }
 
-// Threshold on a mean over the last Window.
+// Threshold on a mean over the last Window. What was above it counts as above
+// until the mean has come down to Until, so that endpoints are not dropped and
+// taken back all the time while their load is near the threshold.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.until) || self.until <= self.greaterThan",message="must not be more than greaterThan",fieldPath=".until"
 type Threshold struct {
 	// GreaterThan is a decimal number, 0 or more.
 	//
 	// +kubebuilder:validation:Minimum=0
 	GreaterThan float64 `json:"greaterThan"`
+	// Until is at most GreaterThan. Default: four fifths of it.
+	//
+	// +kubebuilder:validation:Minimum=0
+	Until *float64 `json:"until,omitempty"`
 	// Window of the mean, 1s to 10m. Default 30s.
 	Window Duration `json:"window,omitempty"`
 }

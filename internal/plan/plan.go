@@ -28,6 +28,8 @@ type Plan struct {
 	// Longest is the longest window of a mean that some policy looks at; 0 if
 	// none looks at another one than the default.
 	Longest time.Duration
+	// Thresholds are those that policies ask a policy.Memory about.
+	Thresholds []policy.Threshold
 }
 
 // Model is a name that clients may ask for.
@@ -76,13 +78,17 @@ func New(c *resources.Catalog) *Plan {
 			p.Pools[b.Pool.Name] = map[string]*Model{}
 		}
 	}
-	pools := map[*resources.Pool]*pool{}
+	pools, thresholds := map[*resources.Pool]*pool{}, map[policy.Threshold]bool{}
 	for _, rp := range c.Pools {
 		pools[rp] = newPool(rp, c.Policies)
 		for _, w := range pools[rp].policies.Windows() {
 			p.Longest = max(p.Longest, w)
 		}
+		for _, t := range pools[rp].policies.Thresholds() {
+			thresholds[t] = true
+		}
 	}
+	p.Thresholds = slices.Collect(maps.Keys(thresholds))
 	for name, rm := range c.Models {
 		first := PoolOf(rm)
 		if pools[first] == nil {
@@ -186,6 +192,29 @@ func TargetsOf(members []resources.Member) []Target {
 				b := &policy.Backend{Type: v1alpha1.BackendProvider, Name: Base(m.Provider.Name), Models: p.Names, Labels: m.Provider.Labels}
 				out = append(out, Target{Backend: b, Provider: p})
 			}
+		}
+	}
+	return out
+}
+
+// ModelsOf are the names that clients may ask members of a pool for, sorted.
+func ModelsOf(members []resources.Member) []string {
+	out := []string{}
+	for _, t := range TargetsOf(members) {
+		out = append(out, t.Backend.Models...)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// PolicyNames are the names of those that apply to a pool, as namespace/name in
+// their order.
+func PolicyNames(poolName string, policies []*policy.Policy) []string {
+	ns, name, _ := strings.Cut(poolName, "/")
+	out := []string{}
+	for _, p := range policies {
+		if p.Namespace == ns && (len(p.Targets) == 0 || slices.Contains(p.Targets, name)) {
+			out = append(out, p.ID())
 		}
 	}
 	return out

@@ -20,6 +20,10 @@ const (
 	// MaxWindow is the longest.
 	MaxWindow = 10 * time.Minute
 
+	// defaultUntil is the share of a threshold at which it ends. By the mean of 30 s
+	// alone, requests at a worker near its limit change sides up to 278 times an
+	// hour, with this 169 times (TestHysteresis of the router's evaluate).
+	defaultUntil = 0.8
 	defaultQueue = 20 * time.Second
 	maxQueue     = 10 * time.Minute
 	maxRules     = 128
@@ -69,6 +73,16 @@ func (p *Policy) Rules() []string {
 	return out
 }
 
+// Rejects reports whether the rule by that name refuses requests.
+func (p *Policy) Rejects(rule string) bool {
+	for _, r := range p.rules {
+		if r.name == rule {
+			return r.reject != nil
+		}
+	}
+	return false
+}
+
 // rule is a compiled PolicyRule.
 type rule struct {
 	policy  *Policy
@@ -102,15 +116,16 @@ type exclude struct {
 	name   string
 	onlyIf *match // nil: every request
 	filter filter
-	limits []limit
+	limits []Threshold
 	ttft   time.Duration // 0: no threshold
 }
 
-// limit is a threshold on the mean of a metric.
-type limit struct {
-	metric Metric
-	above  float64
-	window time.Duration
+// Threshold is one on the mean of a metric over a window. What was above Above
+// counts as above it until the mean is Until or less.
+type Threshold struct {
+	Metric       Metric
+	Window       time.Duration
+	Above, Until float64
 }
 
 // stage is a compiled SelectStage.
@@ -529,7 +544,13 @@ func (c *compiler) limit(f string, t *v1alpha1.Threshold, m Metric, out *exclude
 	case m == KVCacheUsage && v >= 1:
 		c.errorf(f+".greaterThan", "%v is never exceeded: usage is a share from 0 to 1", v)
 	}
-	out.limits = append(out.limits, limit{m, t.GreaterThan, c.duration(f+".window", t.Window, DefaultWindow, MinWindow, MaxWindow)})
+	until := t.GreaterThan * defaultUntil
+	if t.Until != nil {
+		if until = *t.Until; math.IsNaN(until) || until < 0 || until > t.GreaterThan {
+			c.errorf(f+".until", "must be a number from 0 to greaterThan, which is %v", t.GreaterThan)
+		}
+	}
+	out.limits = append(out.limits, Threshold{m, c.duration(f+".window", t.Window, DefaultWindow, MinWindow, MaxWindow), t.GreaterThan, until})
 }
 
 func (c *compiler) stage(f string, s *v1alpha1.SelectStage) stage {

@@ -55,6 +55,8 @@ func TestFaults(t *testing.T) {
 		{drop(`queuedPrompts: { greaterThan: -1 }`), "spec.rules[0].route.exclude[0].drop.queuedPrompts.greaterThan", "0 or more"},
 		{drop(`queuedPrompts: { greaterThan: 1, window: 1h }`), "spec.rules[0].route.exclude[0].drop.queuedPrompts.window", "out of range"},
 		{drop(`queuedPrompts: { greaterThan: 1, window: soon }`), "spec.rules[0].route.exclude[0].drop.queuedPrompts.window", "is not a duration"},
+		{drop(`queuedPrompts: { greaterThan: 2, until: 3 }`), "spec.rules[0].route.exclude[0].drop.queuedPrompts.until", "from 0 to greaterThan, which is 2"},
+		{drop(`kvCacheUsage: { greaterThan: 0.7, until: -1 }`), "spec.rules[0].route.exclude[0].drop.kvCacheUsage.until", "from 0 to greaterThan"},
 		{drop(`kvCacheUsage: { greaterThan: 70 }`), "spec.rules[0].route.exclude[0].drop.kvCacheUsage.greaterThan", "share from 0 to 1"},
 		{drop(`predictedTTFT: { greaterThan: "" }`), "spec.rules[0].route.exclude[0].drop.predictedTTFT.greaterThan", "is required"},
 		{drop(`backend: { type: Provider }, queuedPrompts: { greaterThan: 1 }`), "spec.rules[0].route.exclude[0].drop", "providers show no load"},

@@ -27,6 +27,14 @@ type Load interface {
 	Mean(m Metric, window time.Duration) (float64, bool)
 }
 
+// Memory is a Load that knows what was before. For one that is not, a threshold
+// ends where it begins.
+type Memory interface {
+	// Held tells whether the mean was above the threshold and has not come down
+	// to where that ends since.
+	Held(t Threshold) bool
+}
+
 // Backend is what the endpoints of one profile or provider have in common.
 type Backend struct {
 	Type v1alpha1.BackendType
@@ -263,8 +271,26 @@ func (s *Set) Windows() []time.Duration {
 		}
 		for i := range r.route.exclude {
 			for _, l := range r.route.exclude[i].limits {
-				if l.window != DefaultWindow && !slices.Contains(out, l.window) {
-					out = append(out, l.window)
+				if l.Window != DefaultWindow && !slices.Contains(out, l.Window) {
+					out = append(out, l.Window)
+				}
+			}
+		}
+	}
+	return out
+}
+
+// Thresholds are those that a Memory is asked about.
+func (s *Set) Thresholds() []Threshold {
+	var out []Threshold
+	for _, r := range s.all() {
+		if r.route == nil {
+			continue
+		}
+		for i := range r.route.exclude {
+			for _, l := range r.route.exclude[i].limits {
+				if l.Until < l.Above && !slices.Contains(out, l) {
+					out = append(out, l)
 				}
 			}
 		}
@@ -432,9 +458,16 @@ func (x *exclude) drops(e *Endpoint, r *Request, p *Policy) Cause {
 		if e.Load == nil {
 			continue
 		}
-		if v, fresh := e.Load.Mean(l.metric, l.window); fresh && v <= l.above {
-			return Kept
+		v, fresh := e.Load.Mean(l.Metric, l.Window)
+		if !fresh || v > l.Above {
+			continue
 		}
+		if v > l.Until {
+			if m, ok := e.Load.(Memory); ok && m.Held(l) {
+				continue
+			}
+		}
+		return Kept
 	}
 	if x.ttft > 0 && e.TTFT <= x.ttft {
 		return Kept

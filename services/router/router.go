@@ -202,7 +202,7 @@ func (s *server) republish() *catalog.Version {
 	}
 	s.noteBlind(c)
 	v := s.catalog.Publish(c, s.fleet, s.tokens)
-	s.fleet.Keep(v.Plan.Longest)
+	s.fleet.Keep(v.Plan.Longest, v.Plan.Thresholds)
 	return v
 }
 

@@ -8,6 +8,7 @@
 package evaluate
 
 import (
+	"slices"
 	"strconv"
 	"time"
 
@@ -175,11 +176,8 @@ func (l *load) Mean(m policy.Metric, over time.Duration) (float64, bool) {
 			mean = &l.Means[i]
 		}
 	}
-	switch m {
-	case policy.QueuedPrompts:
-		return mean.Waiting, true
-	case policy.RunningPrompts:
-		return mean.Running, true
-	}
-	return mean.KVUsage, true
+	return fleet.Value(m, mean), true
 }
+
+// Held implements policy.Memory.
+func (l *load) Held(t policy.Threshold) bool { return slices.Contains(l.State.Held, t) }

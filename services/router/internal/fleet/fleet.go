@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kinference/kinference/internal/policy"
 	"github.com/kinference/kinference/internal/window"
 	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
 )
@@ -35,6 +36,9 @@ type State struct {
 	Epoch string
 	// Index is what the tracker says of the worker's index; nil: nothing.
 	Index *kvtrackerv1.IndexState
+	// Held are thresholds that the load has been above without coming down to
+	// where they end since.
+	Held []policy.Threshold
 
 	maxLen map[string]int
 }
@@ -63,6 +67,7 @@ type Table struct {
 	suspects  map[string]time.Time
 	ended     map[string]bool // endpoints whose Pod ends, until the catalog is without them
 	longest   time.Duration   // of the means that policies look at; 0: 30 s are enough
+	watched   []policy.Threshold
 }
 
 type tracked struct {
@@ -169,12 +174,12 @@ func (t *Table) Lookup(now time.Time, uid, id string) State {
 	return s
 }
 
-// Keep makes the table keep the load of workers for means over that long; 0 for
-// none but Mean30s.
-func (t *Table) Keep(longest time.Duration) {
+// Keep makes the table keep the load of workers for means over that long, 0 for
+// none but Mean30s, and note which of these thresholds each was above.
+func (t *Table) Keep(longest time.Duration, thresholds []policy.Threshold) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.longest = longest
+	t.longest, t.watched = longest, thresholds
 }
 
 // Mean is the mean load of a worker over some time before its newest sample, as
@@ -274,6 +279,33 @@ func (t *Table) Ended(pod string) {
 	}
 }
 
+// Value is a metric of a load.
+func Value(m policy.Metric, l *window.Load) float64 {
+	switch m {
+	case policy.QueuedPrompts:
+		return l.Waiting
+	case policy.RunningPrompts:
+		return l.Running
+	}
+	return l.KVUsage
+}
+
+// hold notes which thresholds the load is above now, or was above and has not
+// come down enough.
+func (tr *tracked) hold(thresholds []policy.Threshold) {
+	var held []policy.Threshold
+	for _, h := range thresholds {
+		mean := tr.Mean30s
+		if h.Window != policy.DefaultWindow && tr.history != nil {
+			mean = tr.history.Mean(h.Window)
+		}
+		if v := Value(h.Metric, &mean); v > h.Above || v > h.Until && slices.Contains(tr.Held, h) {
+			held = append(held, h)
+		}
+	}
+	tr.Held = held
+}
+
 // Flowing tells whether the tracker's stream is open and complete.
 func (t *Table) Flowing() bool {
 	t.mu.RLock()
@@ -330,6 +362,10 @@ func (t *Table) Update(now time.Time, m *kvtrackerv1.WatchWorkersResponse) {
 				}
 				tr.history.Add(tr.Sampled, window.Load{Running: l.Running, Waiting: l.Waiting, KVUsage: l.KvUsage})
 			}
+			if old != nil {
+				tr.Held = old.Held
+			}
+			tr.hold(t.watched)
 		}
 		t.tracked[w.Worker] = tr
 		if old == nil || old.Ready != tr.Ready || old.BlockSize != tr.BlockSize || old.Epoch != tr.Epoch {
