@@ -8,6 +8,7 @@ import (
 	"github.com/kinference/kinference/cmd/stack"
 	"github.com/kinference/kinference/internal/daemon"
 	"github.com/kinference/kinference/internal/resources"
+	"github.com/kinference/kinference/services/router"
 )
 
 func serveCommand() *cobra.Command {
@@ -42,7 +43,8 @@ namespace kinference.`,
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "endpoint %s/v1\nadmin    %s\nrouter   %s\n", s.URL(), s.AdminURL(), s.RouterURL())
+			fmt.Fprintf(cmd.OutOrStdout(), "endpoint %s/v1\nadmin    %s\nrouter   %s\n\nfor kinfctl:\n  export KINFERENCE_ADMIN=%s KINFERENCE_ADMIN_TOKEN_FILE=%s\n",
+				s.URL(), s.AdminURL(), s.RouterURL(), s.AdminAPIURL(), s.AdminTokenFile())
 			select {
 			case err = <-s.Failed():
 			case <-cmd.Context().Done():
@@ -58,8 +60,11 @@ namespace kinference.`,
 	f.StringVar(&o.Kubeconfig, "kubeconfig", "", "file that says how to reach the Kubernetes API with the resources, in place of --config")
 	f.StringVar(&o.Listen, "listen", "127.0.0.1:8080", "address of the public endpoint")
 	f.StringVar(&o.AdminListen, "admin-listen", "127.0.0.1:9990", "address of /livez, /readyz and /metrics")
-	f.StringVar(&o.RouterListen, "router-listen", "127.0.0.1:7102", "address of the router's RPC port, for kinfctl explain")
-	f.StringVar(&o.DataDir, "data", "", "folder for JetStream's files; empty: temporary")
+	f.StringVar(&o.AdminAPIListen, "admin-api-listen", router.DefaultAdminAPI, "address of the admin API, for kinfctl")
+	f.StringVar(&o.AdminTokens, "admin-tokens", "", "file of further tokens that the admin API lets in: a line for each with NAME, ROLE (read or operate) and SHA256")
+	f.StringVar(&o.AdminAudit, "admin-audit", "", "file to which the admin API appends who changed what; empty: standard error")
+	f.StringVar(&o.RouterListen, "router-listen", "127.0.0.1:7102", "address of the router's RPC port")
+	f.StringVar(&o.DataDir, "data", "", "folder for JetStream's files and the admin token; empty: temporary")
 	f.StringVar(&o.NATSURL, "nats-url", "", "existing NATS server; empty: embedded")
 	f.StringVar(&o.Policy, "policy", "", "scheduling policy: predictedttft (default), leastrequests, roundrobin, connection or random")
 	f.StringVar(&level, "log-level", "info", "debug, info, warn or error")

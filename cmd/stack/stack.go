@@ -33,8 +33,8 @@ type Options struct {
 	ConfigDir string
 	// Kubeconfig says how to reach the Kubernetes API that has the resources.
 	Kubeconfig string
-	// DataDir keeps JetStream's files; empty: a temporary folder that is
-	// removed when the stack stops.
+	// DataDir keeps JetStream's files and the admin token; empty: a temporary
+	// folder that is removed when the stack stops.
 	DataDir string
 	// NATSURL names an existing NATS server; empty: an embedded one.
 	NATSURL string
@@ -45,6 +45,11 @@ type Options struct {
 	// RouterListen is the address of the router's RPC port; empty: a free
 	// loopback port.
 	RouterListen string
+	// AdminAPIListen is the address of the admin API; empty: a free loopback port.
+	AdminAPIListen string
+	// AdminTokens is a file of further tokens that it lets in, AdminAudit the file
+	// that it appends to, as in the router.
+	AdminTokens, AdminAudit string
 	// Policy of the router; empty: its default.
 	Policy string
 	// Seed makes the router's random choices repeatable.
@@ -77,6 +82,7 @@ type Stack struct {
 	opts  natsd.Options
 	addrs map[string]string
 	url   string // of NATS
+	api   adminAPI
 }
 
 // part is one component that can be stopped and started again.
@@ -104,14 +110,18 @@ func Start(ctx context.Context, o Options) (*Stack, error) {
 }
 
 func (s *Stack) start(o Options) error {
-	if s.url == "" {
-		if o.DataDir == "" {
-			dir, err := os.MkdirTemp("", "kinference-")
-			if err != nil {
-				return fmt.Errorf("make data folder: %w", err)
-			}
-			s.tempDir, o.DataDir = dir, dir
+	if o.DataDir == "" {
+		dir, err := os.MkdirTemp("", "kinference-")
+		if err != nil {
+			return fmt.Errorf("make data folder: %w", err)
 		}
+		s.tempDir, o.DataDir = dir, dir
+	}
+	var err error
+	if s.api, err = newAdminAPI(o.DataDir); err != nil {
+		return err
+	}
+	if s.url == "" {
 		s.opts = natsd.Options{Dir: o.DataDir}
 		srv, err := natsd.Start(s.opts)
 		if err != nil {
@@ -123,7 +133,7 @@ func (s *Stack) start(o Options) error {
 	// All ports are opened first, so that each service knows its peers.
 	listeners := map[string]net.Listener{}
 	for name, addr := range map[string]string{"ingress": o.Listen, "admin": o.AdminListen,
-		"router": o.RouterListen, "kvtracker": "", "limiter": "", "classifier": "", "accounting": ""} {
+		"admin API": o.AdminAPIListen, "router": o.RouterListen, "kvtracker": "", "limiter": "", "classifier": "", "accounting": ""} {
 		if addr == "" {
 			addr = "127.0.0.1:0"
 		}
@@ -138,6 +148,7 @@ func (s *Stack) start(o Options) error {
 		s.addrs[name] = l.Addr().String()
 	}
 	go s.shell.ServeAdmin(listeners["admin"])
+	s.api.listener = listeners["admin API"]
 
 	natsURL, routerURL, trackerURL, limiterURL := s.url, s.RouterURL(), s.KVTrackerURL(), s.LimiterURL()
 	for _, p := range []struct {
@@ -148,7 +159,7 @@ func (s *Stack) start(o Options) error {
 			return (&kvtracker.Service{Config: kvtracker.Config{Mode: kvtracker.ModeTracker, Listener: l, NATSURL: natsURL}}).Run(ctx)
 		}},
 		{"router", func(ctx context.Context, l net.Listener) error {
-			return (&router.Service{Config: router.Config{Listener: l, ConfigDir: o.ConfigDir, Kubernetes: o.Kubeconfig != "", Kubeconfig: o.Kubeconfig, KVTrackerURL: trackerURL, Policy: o.Policy, Seed: o.Seed, TimeScale: o.TimeScale}}).Run(ctx)
+			return (&router.Service{Config: s.configure(router.Config{Listener: l, ConfigDir: o.ConfigDir, Kubernetes: o.Kubeconfig != "", Kubeconfig: o.Kubeconfig, KVTrackerURL: trackerURL, Policy: o.Policy, Seed: o.Seed, TimeScale: o.TimeScale}, o)}).Run(ctx)
 		}},
 		{"relay", func(ctx context.Context, _ net.Listener) error {
 			return (&kvtracker.Service{Config: kvtracker.Config{Mode: kvtracker.ModeRelay, NATSURL: natsURL, RouterURL: routerURL}}).Run(ctx)

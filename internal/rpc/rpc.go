@@ -59,7 +59,8 @@ func Mount[S any](ctx context.Context, svc S, new func(S, ...connect.HandlerOpti
 
 // Client returns a client of the service at url (http://host:port); new is the
 // generated New…Client function. Connections close when ctx is done.
-func Client[C any](ctx context.Context, url string, new func(connect.HTTPClient, string, ...connect.ClientOption) C) C {
+// More options, such as Bearer, may follow.
+func Client[C any](ctx context.Context, url string, new func(connect.HTTPClient, string, ...connect.ClientOption) C, options ...connect.ClientOption) C {
 	t := &http.Transport{
 		DialContext: (&net.Dialer{Timeout: 2 * time.Second, KeepAlive: 15 * time.Second}).DialContext,
 		// A peer that vanished without closing its connection is found by
@@ -70,7 +71,7 @@ func Client[C any](ctx context.Context, url string, new func(connect.HTTPClient,
 	}
 	context.AfterFunc(ctx, t.CloseIdleConnections)
 	return new(&http.Client{Transport: t}, url,
-		connect.WithInterceptors(observe(ctx)), connect.WithReadMaxBytes(maxMessage))
+		append([]connect.ClientOption{connect.WithInterceptors(observe(ctx)), connect.WithReadMaxBytes(maxMessage)}, options...)...)
 }
 
 func new2() *http.Protocols {

@@ -44,6 +44,19 @@ type Config struct {
 	WebhookListen string
 	// WebhookCert and WebhookKey are PEM files.
 	WebhookCert, WebhookKey string
+	// AdminAPIListen is the address of the admin API; empty: none. AdminAPIListener
+	// is an open port to use instead.
+	AdminAPIListen   string
+	AdminAPIListener net.Listener
+	// AdminTokens is a file of hashed tokens that the admin API lets in; empty: none.
+	// In Kubernetes its users are let in, as RBAC says.
+	AdminTokens string
+	// AdminSecret is a token that may do all there; empty: none. The all in one
+	// binary makes one.
+	AdminSecret string
+	// AdminAudit is the file to which the admin API appends who changed what; empty:
+	// standard error.
+	AdminAudit string
 	// KVTrackerURL is the base URL of kvtracker; empty: route without it.
 	KVTrackerURL string
 	// MatchTimeout is how long a decision waits for kvtracker.
@@ -63,6 +76,9 @@ type Config struct {
 	// DecisionLog is the number of decisions that can be explained.
 	DecisionLog int
 }
+
+// DefaultAdminAPI is where the admin API is found unless set otherwise.
+const DefaultAdminAPI = "127.0.0.1:7107"
 
 func (c *Config) withDefaults() Config {
 	d := *c
@@ -100,6 +116,9 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.WebhookListen, "webhook-listen", "", "address of the validating webhook; empty: none")
 	fs.StringVar(&c.WebhookCert, "webhook-cert", "", "file with the webhook's certificate (PEM)")
 	fs.StringVar(&c.WebhookKey, "webhook-key", "", "file with the webhook's key (PEM)")
+	fs.StringVar(&c.AdminAPIListen, "admin-api-listen", DefaultAdminAPI, "address of the admin API, for kinfctl; empty: none")
+	fs.StringVar(&c.AdminTokens, "admin-tokens", "", "file of tokens that the admin API lets in: a line for each with NAME, ROLE (read or operate) and SHA256")
+	fs.StringVar(&c.AdminAudit, "admin-audit", "", "file to which the admin API appends who changed what; empty: standard error")
 	fs.StringVar(&c.KVTrackerURL, "kvtracker-url", "", "base URL of kvtracker; empty: route by load and own knowledge")
 	fs.DurationVar(&c.MatchTimeout, "match-timeout", d.MatchTimeout, "how long a decision waits for kvtracker")
 	fs.DurationVar(&c.ProbeInterval, "probe-interval", d.ProbeInterval, "time between probes of the workers while kvtracker does not say that they are ready")
@@ -120,6 +139,9 @@ func (c *Config) Validate() error {
 		faults = append(faults, errors.New("kubeconfig, webhook-listen: only with kubernetes"))
 	case c.WebhookListen != "" && (c.WebhookCert == "" || c.WebhookKey == ""):
 		faults = append(faults, errors.New("webhook-cert, webhook-key: the webhook needs both"))
+	}
+	if err := c.checkAdmin(); err != nil {
+		faults = append(faults, err)
 	}
 	if c.KVTrackerURL != "" {
 		if u, err := url.Parse(c.KVTrackerURL); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {

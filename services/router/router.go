@@ -86,6 +86,9 @@ func (s *Service) Run(ctx context.Context) error {
 	defer srv.metrics.close()
 
 	g, ctx := errgroup.WithContext(ctx)
+	if err := srv.serveAdmin(ctx, g); err != nil {
+		return err
+	}
 	if c.KVTrackerURL != "" {
 		srv.tracker = rpc.Client(ctx, c.KVTrackerURL, kvtrackerv1connect.NewKVTrackerServiceClient)
 	}

@@ -746,11 +746,15 @@ func (x *Backend) GetPool() string {
 // Problem is something wrong with a resource.
 type Problem struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// File and line, or kind and name, with the field.
-	At      string `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"`
-	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	// File and line; empty for what came from the Kubernetes API.
+	File string `protobuf:"bytes,1,opt,name=file,proto3" json:"file,omitempty"`
+	Line uint32 `protobuf:"varint,2,opt,name=line,proto3" json:"line,omitempty"`
+	// Kind and namespace/name, and the path of the field, as far as they are known.
+	Resource string `protobuf:"bytes,3,opt,name=resource,proto3" json:"resource,omitempty"`
+	Field    string `protobuf:"bytes,4,opt,name=field,proto3" json:"field,omitempty"`
+	Message  string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
 	// Error: not served. Warning: perhaps not as meant.
-	Error         bool `protobuf:"varint,3,opt,name=error,proto3" json:"error,omitempty"`
+	Error         bool `protobuf:"varint,6,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -785,9 +789,30 @@ func (*Problem) Descriptor() ([]byte, []int) {
 	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
-func (x *Problem) GetAt() string {
+func (x *Problem) GetFile() string {
 	if x != nil {
-		return x.At
+		return x.File
+	}
+	return ""
+}
+
+func (x *Problem) GetLine() uint32 {
+	if x != nil {
+		return x.Line
+	}
+	return 0
+}
+
+func (x *Problem) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
+func (x *Problem) GetField() string {
+	if x != nil {
+		return x.Field
 	}
 	return ""
 }
@@ -3035,11 +3060,14 @@ const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"\x06limits\x18\x06 \x03(\tR\x06limits\"1\n" +
 	"\aBackend\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
-	"\x04pool\x18\x02 \x01(\tR\x04pool\"I\n" +
-	"\aProblem\x12\x0e\n" +
-	"\x02at\x18\x01 \x01(\tR\x02at\x12\x18\n" +
-	"\amessage\x18\x02 \x01(\tR\amessage\x12\x14\n" +
-	"\x05error\x18\x03 \x01(\bR\x05error\"\x0f\n" +
+	"\x04pool\x18\x02 \x01(\tR\x04pool\"\x93\x01\n" +
+	"\aProblem\x12\x12\n" +
+	"\x04file\x18\x01 \x01(\tR\x04file\x12\x12\n" +
+	"\x04line\x18\x02 \x01(\rR\x04line\x12\x1a\n" +
+	"\bresource\x18\x03 \x01(\tR\bresource\x12\x14\n" +
+	"\x05field\x18\x04 \x01(\tR\x05field\x12\x18\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage\x12\x14\n" +
+	"\x05error\x18\x06 \x01(\bR\x05error\"\x0f\n" +
 	"\rStatusRequest\"\xbe\x02\n" +
 	"\x0eStatusResponse\x12'\n" +
 	"\x0fcatalog_version\x18\x01 \x01(\x04R\x0ecatalogVersion\x12+\n" +
