@@ -1,0 +1,259 @@
+package ledger
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	usagev1 "github.com/kinference/kinference/proto/gen/kinference/usage/v1"
+)
+
+// Filter selects usage; empty fields select everything.
+type Filter struct {
+	From, To                       time.Time // To is exclusive
+	Tenants, Organisations, Models []string
+}
+
+// Step is the time that a row covers.
+type Step int
+
+// The steps.
+const (
+	Whole Step = iota
+	Hour
+	Day
+	Month
+)
+
+// Query asks for sums. GroupBy has names of columns: tenant, organisation,
+// cost_center, model, backend, endpoint, price_version.
+type Query struct {
+	Filter
+	Step    Step
+	GroupBy []string
+	// Most rows; more are ErrTooMany.
+	Most int
+}
+
+// ErrTooMany says that the answer has too many rows.
+var ErrTooMany = errors.New("too many rows")
+
+// Row is a sum.
+type Row struct {
+	Start  time.Time // zero without a step
+	Groups map[string]string
+	// Currency of the costs; empty: there were no prices.
+	Currency string
+	Prices   [3]string // input, cached input, output; of a row by price version
+	Requests, Failed, Canceled, Refused, Estimated, Unmetered, Recovered,
+	Input, Cached, Output, Reasoning int64
+	InputCost, CachedCost, OutputCost, GPUCost Money
+}
+
+// Cost is the sum of the costs.
+func (r *Row) Cost() Money { return r.InputCost.Plus(r.CachedCost).Plus(r.OutputCost).Plus(r.GPUCost) }
+
+// Query sums up. Rows come by time, then by group.
+func (l *Ledger) Query(ctx context.Context, q Query) ([]Row, error) {
+	t := hours
+	if q.Step == Day || q.Step == Month || q.Step == Whole && aligned(q.From) && aligned(q.To) {
+		t = days
+	}
+	var columns []string
+	if q.Step != Whole {
+		columns = append(columns, "start")
+	}
+	for _, g := range q.GroupBy {
+		if !slices.Contains(keyColumns, g) {
+			return nil, fmt.Errorf("group by %.32q: no such column", g)
+		}
+		columns = append(columns, g)
+	}
+	columns = append(columns, "currency")
+	fields := slices.Clone(columns)
+	priced := slices.Contains(q.GroupBy, "price_version")
+	for _, c := range priceColumns {
+		if priced {
+			fields = append(fields, "MIN("+c+")")
+		}
+	}
+	for _, c := range countColumns {
+		fields = append(fields, "CAST(SUM("+c+") AS BIGINT)")
+	}
+	for _, c := range moneyColumns {
+		fields = append(fields, "CAST(SUM("+c+") AS BIGINT)", "CAST(SUM("+c+"_pico) AS BIGINT)")
+	}
+	where, args := q.where("start", func(at time.Time, up bool) int64 {
+		n := at.Truncate(t.step)
+		if up && n.Before(at) {
+			n = n.Add(t.step)
+		}
+		return n.Unix()
+	})
+	list := strings.Join(columns, ", ")
+	statement := "SELECT " + strings.Join(fields, ", ") + " FROM " + t.name + where + " GROUP BY " + list + " ORDER BY " + list
+	if q.Most > 0 && q.Step != Month {
+		statement += fmt.Sprintf(" LIMIT %d", q.Most+1)
+	}
+	rows, err := l.db.QueryContext(ctx, l.sql(statement), args...)
+	if err != nil {
+		return nil, fmt.Errorf("query ledger: %w", err)
+	}
+	defer rows.Close()
+	var out []Row
+	for rows.Next() {
+		r := Row{Groups: map[string]string{}}
+		var start int64
+		groups := make([]string, len(q.GroupBy))
+		var money [8]int64
+		var to []any
+		if q.Step != Whole {
+			to = append(to, &start)
+		}
+		for i := range groups {
+			to = append(to, &groups[i])
+		}
+		to = append(to, &r.Currency)
+		if priced {
+			to = append(to, &r.Prices[0], &r.Prices[1], &r.Prices[2])
+		}
+		to = append(to, &r.Requests, &r.Failed, &r.Canceled, &r.Refused, &r.Estimated, &r.Unmetered, &r.Recovered, &r.Input, &r.Cached, &r.Output, &r.Reasoning)
+		for i := range money {
+			to = append(to, &money[i])
+		}
+		if err := rows.Scan(to...); err != nil {
+			return nil, fmt.Errorf("query ledger: %w", err)
+		}
+		if q.Step != Whole {
+			r.Start = time.Unix(start, 0).UTC()
+		}
+		for i, g := range q.GroupBy {
+			r.Groups[g] = groups[i]
+		}
+		for i, m := range []*Money{&r.InputCost, &r.CachedCost, &r.OutputCost, &r.GPUCost} {
+			*m = Money{money[2*i], 0}.Plus(Money{0, money[2*i+1]})
+		}
+		out = append(out, r)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("query ledger: %w", err)
+	}
+	if q.Step == Month {
+		out = months(out, q.GroupBy)
+	}
+	if q.Most > 0 && len(out) > q.Most {
+		return nil, ErrTooMany
+	}
+	return out, nil
+}
+
+func aligned(t time.Time) bool { return t.IsZero() || t.Truncate(days.step).Equal(t) }
+
+// where is the condition of a filter; the time is in a column as bound says.
+func (f *Filter) where(column string, bound func(at time.Time, up bool) int64) (where string, args []any) {
+	var parts []string
+	if !f.From.IsZero() {
+		parts, args = append(parts, column+" >= ?"), append(args, bound(f.From, false))
+	}
+	if !f.To.IsZero() {
+		parts, args = append(parts, column+" < ?"), append(args, bound(f.To, true))
+	}
+	for _, c := range []struct {
+		column string
+		values []string
+	}{{"tenant", f.Tenants}, {"organisation", f.Organisations}, {"model", f.Models}} {
+		if len(c.values) == 0 {
+			continue
+		}
+		parts = append(parts, c.column+" IN ("+strings.TrimSuffix(strings.Repeat("?, ", len(c.values)), ", ")+")")
+		for _, v := range c.values {
+			args = append(args, v)
+		}
+	}
+	if len(parts) == 0 {
+		return "", nil
+	}
+	return " WHERE " + strings.Join(parts, " AND "), args
+}
+
+// months adds up days. Their order stays.
+func months(list []Row, groups []string) []Row {
+	at := map[string]int{}
+	var out []Row
+	for _, r := range list {
+		r.Start = time.Date(r.Start.Year(), r.Start.Month(), 1, 0, 0, 0, 0, time.UTC)
+		name := []string{r.Start.Format(time.DateOnly), r.Currency}
+		for _, g := range groups {
+			name = append(name, r.Groups[g])
+		}
+		k := strings.Join(name, "\x00")
+		i, known := at[k]
+		if !known {
+			at[k] = len(out)
+			out = append(out, r)
+			continue
+		}
+		o := &out[i]
+		for _, c := range [][2]*int64{
+			{&o.Requests, &r.Requests}, {&o.Failed, &r.Failed}, {&o.Canceled, &r.Canceled}, {&o.Refused, &r.Refused}, {&o.Estimated, &r.Estimated},
+			{&o.Unmetered, &r.Unmetered}, {&o.Recovered, &r.Recovered}, {&o.Input, &r.Input}, {&o.Cached, &r.Cached}, {&o.Output, &r.Output}, {&o.Reasoning, &r.Reasoning},
+		} {
+			*c[0] += *c[1]
+		}
+		o.InputCost, o.CachedCost = o.InputCost.Plus(r.InputCost), o.CachedCost.Plus(r.CachedCost)
+		o.OutputCost, o.GPUCost = o.OutputCost.Plus(r.OutputCost), o.GPUCost.Plus(r.GPUCost)
+	}
+	slices.SortStableFunc(out, func(a, b Row) int { return cmp.Compare(a.Start.Unix(), b.Start.Unix()) })
+	return out
+}
+
+// exportPage is how many events are read at once.
+const exportPage = 1000
+
+// Export calls f with pages of events in the order in which they ended, until f
+// returns an error. Its slice is its own.
+func (l *Ledger) Export(ctx context.Context, filter Filter, f func([]*usagev1.Usage) error) error {
+	lastEnded, lastID := int64(-1<<62), ""
+	for {
+		where, args := filter.where("ended", func(at time.Time, _ bool) int64 { return at.UnixMicro() })
+		if where == "" {
+			where = " WHERE "
+		} else {
+			where += " AND "
+		}
+		args = append(args, lastEnded, lastID)
+		rows, err := l.db.QueryContext(ctx, l.sql(fmt.Sprintf(`SELECT ended, id, event FROM usage_event%s(ended, id) > (?, ?) ORDER BY ended, id LIMIT %d`, where, exportPage)), args...)
+		if err != nil {
+			return fmt.Errorf("export from ledger: %w", err)
+		}
+		var page []*usagev1.Usage
+		for rows.Next() {
+			var raw []byte
+			if err = rows.Scan(&lastEnded, &lastID, &raw); err != nil {
+				break
+			}
+			u := new(usagev1.Usage)
+			if err = proto.Unmarshal(raw, u); err != nil {
+				break
+			}
+			page = append(page, u)
+		}
+		if err = errors.Join(err, rows.Err(), rows.Close()); err != nil {
+			return fmt.Errorf("export from ledger: %w", err)
+		}
+		if len(page) > 0 {
+			if err := f(page); err != nil {
+				return err
+			}
+		}
+		if len(page) < exportPage {
+			return nil
+		}
+	}
+}

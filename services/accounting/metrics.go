@@ -1,0 +1,92 @@
+package accounting
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kinference/kinference/services/accounting/internal/ledger"
+)
+
+// metrics are the instruments of this service. Labels are fixed words.
+type metrics struct {
+	events       metric.Int64Counter
+	failures     metric.Int64Counter
+	registration metric.Registration
+
+	mu   sync.Mutex // of the figures that are asked for at most every figureAge
+	at   time.Time
+	size int64
+	lag  int64 // -1: unknown
+	age  float64
+}
+
+// figureAge is how old a figure may be that costs a question.
+const figureAge = 10 * time.Second
+
+func (m *metrics) init(meter metric.Meter, v *server) error {
+	var faults []error
+	var err error
+	m.events, err = meter.Int64Counter("kinference.accounting.events", metric.WithUnit("{event}"),
+		metric.WithDescription("Usage events by result: new, known (came again), replaced (took the place of one that was recovered from a spool), invalid (no event), too_old."))
+	faults = append(faults, err)
+	m.failures, err = meter.Int64Counter("kinference.accounting.ledger.failures", metric.WithUnit("{batch}"),
+		metric.WithDescription("Batches that the database did not take; they come again."))
+	faults = append(faults, err)
+	size, err := meter.Int64ObservableGauge("kinference.accounting.ledger.size", metric.WithUnit("By"), metric.WithDescription("Bytes of the ledger's database."))
+	faults = append(faults, err)
+	lag, err := meter.Int64ObservableGauge("kinference.accounting.lag", metric.WithUnit("{event}"), metric.WithDescription("Usage events on the stream that are not in the ledger yet."))
+	faults = append(faults, err)
+	age, err := meter.Float64ObservableGauge("kinference.accounting.newest.age", metric.WithUnit("s"), metric.WithDescription("Time since the newest request in the ledger ended."))
+	if err := errors.Join(append(faults, err)...); err != nil {
+		return err
+	}
+	m.registration, err = meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if time.Since(m.at) > figureAge {
+			m.ask(ctx, v)
+		}
+		o.ObserveInt64(size, m.size)
+		if m.lag >= 0 {
+			o.ObserveInt64(lag, m.lag)
+		}
+		if m.age >= 0 {
+			o.ObserveFloat64(age, m.age)
+		}
+		return nil
+	}, size, lag, age)
+	return err
+}
+
+// ask asks for the figures; what nobody tells is left out.
+func (m *metrics) ask(ctx context.Context, v *server) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	m.at, m.lag, m.age = time.Now(), -1, -1
+	if n, err := v.ledger.Size(ctx); err == nil {
+		m.size = n
+	}
+	if n, ok := v.lag(ctx); ok {
+		m.lag = int64(n)
+	}
+	if t, err := v.ledger.Newest(ctx); err == nil && !t.IsZero() {
+		m.age = time.Since(t).Seconds()
+	}
+}
+
+func (m *metrics) close() { _ = m.registration.Unregister() }
+
+func (m *metrics) took(ctx context.Context, a ledger.Added, invalid, old int) {
+	for word, n := range map[string]int{"new": a.New, "known": a.Known, "replaced": a.Replaced, "invalid": invalid, "too_old": old} {
+		if n > 0 {
+			m.events.Add(ctx, int64(n), metric.WithAttributes(attribute.String("result", word)))
+		}
+	}
+}
+
+func (m *metrics) failed(ctx context.Context) { m.failures.Add(ctx, 1) }
