@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -50,6 +51,11 @@ type Options struct {
 	// AdminTokens is a file of further tokens that it lets in, AdminAudit the file
 	// that it appends to, as in the router.
 	AdminTokens, AdminAudit string
+	// AccountingListen is the address of accounting's RPC port; empty: a free
+	// loopback port.
+	AccountingListen string
+	// Ledger is the place of the ledger of usage; empty: a file in DataDir.
+	Ledger string
 	// Policy of the router; empty: its default.
 	Policy string
 	// Seed makes the router's random choices repeatable.
@@ -130,10 +136,15 @@ func (s *Stack) start(o Options) error {
 		s.nats, s.url = srv, srv.URL()
 	}
 
+	if o.Ledger == "" {
+		o.Ledger = filepath.Join(o.DataDir, "ledger.db")
+	}
+	usageDir := filepath.Join(o.DataDir, "usage")
+
 	// All ports are opened first, so that each service knows its peers.
 	listeners := map[string]net.Listener{}
 	for name, addr := range map[string]string{"ingress": o.Listen, "admin": o.AdminListen,
-		"admin API": o.AdminAPIListen, "router": o.RouterListen, "kvtracker": "", "limiter": "", "classifier": "", "accounting": ""} {
+		"admin API": o.AdminAPIListen, "router": o.RouterListen, "kvtracker": "", "limiter": "", "classifier": "", "accounting": o.AccountingListen} {
 		if addr == "" {
 			addr = "127.0.0.1:0"
 		}
@@ -171,10 +182,10 @@ func (s *Stack) start(o Options) error {
 			return (&classifier.Service{Config: classifier.Config{Listener: l}}).Run(ctx)
 		}},
 		{"accounting", func(ctx context.Context, l net.Listener) error {
-			return (&accounting.Service{Config: accounting.Config{Listener: l}}).Run(ctx)
+			return (&accounting.Service{Config: accounting.Config{Listener: l, NATSURL: natsURL, Ledger: o.Ledger}}).Run(ctx)
 		}},
 		{"ingress", func(ctx context.Context, l net.Listener) error {
-			return (&ingress.Service{Config: ingress.Config{Listener: l, RouterURL: routerURL, LimiterURL: limiterURL}}).Run(ctx)
+			return (&ingress.Service{Config: ingress.Config{Listener: l, NATSURL: natsURL, UsageDir: usageDir, RouterURL: routerURL, LimiterURL: limiterURL}}).Run(ctx)
 		}},
 	} {
 		s.parts[p.name] = &part{run: p.run, addr: s.addrs[p.name]}
@@ -215,6 +226,9 @@ func (s *Stack) KVTrackerURL() string { return "http://" + s.addrs["kvtracker"] 
 
 // LimiterURL is the base URL of the limiter's RPC port.
 func (s *Stack) LimiterURL() string { return "http://" + s.addrs["limiter"] }
+
+// AccountingURL is the base URL of accounting's RPC port.
+func (s *Stack) AccountingURL() string { return "http://" + s.addrs["accounting"] }
 
 // AdminURL is the base URL of the admin port.
 func (s *Stack) AdminURL() string { return "http://" + s.addrs["admin"] }
