@@ -24,7 +24,7 @@ func TestCookbook(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "recipe.yaml"), r[1], 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if c, problems := resources.Load(dir); c == nil || len(c.Policies) != 1 {
+		if c, problems := resources.Load(dir); c == nil || len(c.Policies)+len(c.Tenants) != 1 {
 			t.Errorf("%v\n%s", problems, r[1])
 		}
 	}
