@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/services/router"
@@ -18,9 +19,9 @@ const (
 	differs = routerv1.ParityState_PARITY_STATE_DIFFERS
 )
 
-func (w *world) status() *routerv1.StatusResponse {
+func (w *world) status() *adminv1.StatusResponse {
 	w.t.Helper()
-	s, err := w.client.Status(w.t.Context(), &routerv1.StatusRequest{})
+	s, err := w.admin.Status(w.t.Context(), &adminv1.StatusRequest{})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -28,7 +29,7 @@ func (w *world) status() *routerv1.StatusResponse {
 }
 
 // profile is the status of the profile that tests use.
-func (w *world) profile() *routerv1.ProfileStatus {
+func (w *world) profile() *adminv1.ProfileStatus {
 	w.t.Helper()
 	for _, p := range w.status().GetProfiles() {
 		if p.GetProfile() == profile {
@@ -59,7 +60,7 @@ func TestTokenParity(t *testing.T) {
 	w.write("sim.yaml", sim(newEngine(t), newEngine(t))+fmt.Sprintf("  tokenizer: { path: %q }\n", model))
 	tokenizer := func(c *routerv1.Catalog) bool { return len(c.Profiles) > 0 && c.Profiles[0].TokenizerPath != "" }
 	w.until("the tokenizer", tokenizer)
-	if p := w.profile(); p.GetSource() != routerv1.TokenSource_TOKEN_SOURCE_LOCAL || p.GetTokens() != 0 {
+	if p := w.profile(); p.GetSource() != adminv1.TokenSource_TOKEN_SOURCE_LOCAL || p.GetTokens() != 0 {
 		t.Errorf("before any report: %v", p)
 	}
 	say := func(verdicts ...*routerv1.Parity) {
@@ -76,7 +77,7 @@ func TestTokenParity(t *testing.T) {
 		t.Errorf("catalog has %v", c.Profiles)
 	}
 	p := w.profile()
-	if p.GetSource() != routerv1.TokenSource_TOKEN_SOURCE_DISTRUSTED || p.GetTokens() != differs || p.GetTokensCause() != template || p.GetWorkersAgree() != 1 || p.GetWorkersDiffer() != 1 {
+	if p.GetSource() != adminv1.TokenSource_TOKEN_SOURCE_DISTRUSTED || p.GetTokens() != differs || p.GetTokensCause() != template || p.GetWorkersAgree() != 1 || p.GetWorkersDiffer() != 1 {
 		t.Errorf("status %v", p)
 	}
 	for _, worker := range w.status().GetWorkers() {
@@ -113,7 +114,7 @@ func TestStatus(t *testing.T) {
 	if got := s.GetWorkers()[1]; got.GetReady() || got.GetReason() == "" || got.SampleAge != nil || got.Index != nil {
 		t.Errorf("worker b: %v", got)
 	}
-	if p := w.profile(); p.GetBlockSize() != 16 || p.GetSource() != routerv1.TokenSource_TOKEN_SOURCE_ASKED || p.GetWorkerSet() != "demo/sim" {
+	if p := w.profile(); p.GetBlockSize() != 16 || p.GetSource() != adminv1.TokenSource_TOKEN_SOURCE_ASKED || p.GetWorkerSet() != "demo/sim" {
 		t.Errorf("profile: %v", p)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kinference/kinference/internal/rpc"
 	"github.com/kinference/kinference/internal/schedule"
+	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/services/router"
@@ -107,7 +108,7 @@ func TestErrors(t *testing.T) {
 			}
 		})
 	}
-	if _, err := w.client.Explain(t.Context(), &routerv1.ExplainRequest{RequestId: "never"}); connect.CodeOf(err) != connect.CodeNotFound {
+	if _, err := w.admin.Explain(t.Context(), &adminv1.ExplainRequest{RequestId: "never"}); connect.CodeOf(err) != connect.CodeNotFound {
 		t.Errorf("explain: %v", err)
 	}
 
@@ -325,7 +326,7 @@ func TestExplain(t *testing.T) {
 	for i := range 5 {
 		w.route(request(fmt.Sprint(i)))
 	}
-	if _, err := w.client.Explain(t.Context(), &routerv1.ExplainRequest{RequestId: "r"}); connect.CodeOf(err) != connect.CodeNotFound {
+	if _, err := w.admin.Explain(t.Context(), &adminv1.ExplainRequest{RequestId: "r"}); connect.CodeOf(err) != connect.CodeNotFound {
 		t.Errorf("the log is not bounded: %v", err)
 	}
 }

@@ -20,6 +20,8 @@ import (
 	"github.com/kinference/kinference/internal/daemon"
 	"github.com/kinference/kinference/internal/rpc"
 	"github.com/kinference/kinference/internal/testenv"
+	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
+	"github.com/kinference/kinference/proto/gen/kinference/admin/v1/adminv1connect"
 	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
 	"github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1/kvtrackerv1connect"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
@@ -172,6 +174,7 @@ func ready(id string, edit func(*kvtrackerv1.WorkerState)) *kvtrackerv1.WorkerSt
 type world struct {
 	t      *testing.T
 	client routerv1connect.RouterServiceClient
+	admin  adminv1connect.AdminServiceClient
 	dir    string
 	shell  *daemon.Shell
 	log    chan string
@@ -224,6 +227,7 @@ func start(t *testing.T, c router.Config, engines ...*engine) *world {
 	w := &world{t: t, dir: t.TempDir(), log: make(chan string, 1000)}
 	w.write("sim.yaml", sim(engines...))
 	c.ConfigDir, c.Listener = w.dir, testenv.Listen(t)
+	c.AdminAPIListener, c.AdminSecret = testenv.Listen(t), "secret of the test"
 	if c.ProbeInterval == 0 {
 		c.ProbeInterval = 20 * time.Millisecond
 	}
@@ -245,6 +249,7 @@ func start(t *testing.T, c router.Config, engines ...*engine) *world {
 			t.Errorf("Run: %v", err)
 		}
 	})
+	w.admin = rpc.Client(ctx, "http://"+c.AdminAPIListener.Addr().String(), adminv1connect.NewAdminServiceClient, rpc.Bearer(c.AdminSecret))
 	w.client = rpc.Client(ctx, "http://"+c.Listener.Addr().String(), routerv1connect.NewRouterServiceClient)
 	return w
 }
@@ -352,9 +357,9 @@ func (w *world) report(id string, reports ...*routerv1.Report) {
 	}
 }
 
-func (w *world) explain(id string) *routerv1.Decision {
+func (w *world) explain(id string) *adminv1.Decision {
 	w.t.Helper()
-	resp, err := w.client.Explain(w.t.Context(), &routerv1.ExplainRequest{RequestId: id})
+	resp, err := w.admin.Explain(w.t.Context(), &adminv1.ExplainRequest{RequestId: id})
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -1,6 +1,6 @@
 // Package acceptance tells the user stories of Kinference and checks them
 // through its public doors only: HTTP, resources in a folder, the admin port
-// and the router's Explain. The fleet is simulated, everything else is real.
+// and the admin API. The fleet is simulated, everything else is real.
 package acceptance
 
 import (
@@ -24,9 +24,8 @@ import (
 	"github.com/kinference/kinference/internal/fleetsim"
 	"github.com/kinference/kinference/internal/fleetsim/engine"
 	"github.com/kinference/kinference/internal/fleetsim/model"
-	"github.com/kinference/kinference/internal/rpc"
-	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
-	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
+	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
+	"github.com/kinference/kinference/proto/gen/kinference/admin/v1/adminv1connect"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -39,7 +38,7 @@ type env struct {
 	workers []*fleetsim.Worker
 	dir     string // of resources
 	stack   *stack.Stack
-	router  routerv1connect.RouterServiceClient
+	admin   adminv1connect.AdminServiceClient
 	client  *http.Client
 	log     *syncBuffer
 }
@@ -88,7 +87,7 @@ func start(t *testing.T, s settings) *env {
 	}
 	e.stack = st
 	rpcCtx, closeRPC := context.WithCancel(context.Background())
-	e.router = rpc.Client(rpcCtx, st.RouterURL(), routerv1connect.NewRouterServiceClient)
+	e.admin = st.Admin(rpcCtx)
 	e.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
 	t.Cleanup(func() {
 		e.client.CloseIdleConnections()
@@ -195,9 +194,9 @@ func (e *env) waitReady(n int) {
 }
 
 // explain returns the record of the decision behind an answer.
-func (e *env) explain(a answer) *routerv1.Decision {
+func (e *env) explain(a answer) *adminv1.Decision {
 	e.t.Helper()
-	resp, err := e.router.Explain(e.t.Context(), &routerv1.ExplainRequest{RequestId: a.id})
+	resp, err := e.admin.Explain(e.t.Context(), &adminv1.ExplainRequest{RequestId: a.id})
 	if err != nil {
 		e.t.Fatalf("explain %s: %v; its answer was %d %v %.500s", a.id, err, a.status, a.err, a.body)
 	}

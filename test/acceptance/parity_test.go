@@ -13,6 +13,7 @@ import (
 	"github.com/kinference/kinference/internal/fleetsim"
 	"github.com/kinference/kinference/internal/fleetsim/engine"
 	"github.com/kinference/kinference/internal/fleetsim/model"
+	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 )
 
@@ -22,9 +23,9 @@ const (
 )
 
 // profileStatus is the status of the fleet's one profile.
-func (e *env) profileStatus() *routerv1.ProfileStatus {
+func (e *env) profileStatus() *adminv1.ProfileStatus {
 	e.t.Helper()
-	s, err := e.router.Status(e.t.Context(), &routerv1.StatusRequest{})
+	s, err := e.admin.Status(e.t.Context(), &adminv1.StatusRequest{})
 	if err != nil {
 		e.t.Fatal(err)
 	}
@@ -72,7 +73,7 @@ func TestWrongModelFolder(t *testing.T) {
 	e := start(t, settings{workers: 2})
 	e.eventually("the tokenizer is proven", func() bool {
 		p := e.profileStatus()
-		return p.GetTokens() == agrees && p.GetSource() == routerv1.TokenSource_TOKEN_SOURCE_LOCAL && p.GetWorkersAgree() == 2
+		return p.GetTokens() == agrees && p.GetSource() == adminv1.TokenSource_TOKEN_SOURCE_LOCAL && p.GetWorkersAgree() == 2
 	})
 	ask := req{text: words(1, 1500), max: 4, extra: `,"seed":1`}
 	want := e.chat(ask).text
@@ -88,7 +89,7 @@ func TestWrongModelFolder(t *testing.T) {
 		e.write("fleet.yaml", e.withModel(tt.dir))
 		e.eventually(tt.cause.String()+" is named", func() bool {
 			p := e.profileStatus()
-			return p.GetTokens() == differs && p.GetTokensCause() == tt.cause && p.GetSource() == routerv1.TokenSource_TOKEN_SOURCE_DISTRUSTED && p.GetWorkersDiffer() == 2
+			return p.GetTokens() == differs && p.GetTokensCause() == tt.cause && p.GetSource() == adminv1.TokenSource_TOKEN_SOURCE_DISTRUSTED && p.GetWorkersDiffer() == 2
 		})
 		e.eventually("hits are predicted to the token", func() bool {
 			a := e.chat(ask)
@@ -109,7 +110,7 @@ func TestWrongModelFolder(t *testing.T) {
 	e.write("fleet.yaml", e.workerSet(""))
 	e.eventually("the right folder is used", func() bool {
 		p := e.profileStatus()
-		return p.GetTokens() == agrees && p.GetSource() == routerv1.TokenSource_TOKEN_SOURCE_LOCAL
+		return p.GetTokens() == agrees && p.GetSource() == adminv1.TokenSource_TOKEN_SOURCE_LOCAL
 	})
 }
 

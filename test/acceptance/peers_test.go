@@ -13,14 +13,14 @@ import (
 	"github.com/kinference/kinference/internal/fleetsim"
 	"github.com/kinference/kinference/internal/fleetsim/engine"
 	"github.com/kinference/kinference/internal/fleetsim/model"
-	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
+	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 )
 
 // What users of other inference gateways have reported as broken, told as
 // stories of this one. TESTING.md lists all such reports and their tests.
 
 // candidate is one worker in the record of a decision; nil if it was none.
-func candidate(d *routerv1.Decision, suffix string) *routerv1.Candidate {
+func candidate(d *adminv1.Decision, suffix string) *adminv1.Candidate {
 	for _, c := range d.Candidates {
 		if strings.HasSuffix(c.Worker, suffix) {
 			return c

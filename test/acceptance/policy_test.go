@@ -13,6 +13,7 @@ import (
 
 	"github.com/kinference/kinference/internal/fleetsim"
 	"github.com/kinference/kinference/internal/fleetsim/engine"
+	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 )
 
@@ -61,7 +62,7 @@ func (e *env) overtaken(version *string) bool {
 // version is the version of the router's catalog.
 func (e *env) version() uint64 {
 	e.t.Helper()
-	resp, err := e.router.Status(e.t.Context(), &routerv1.StatusRequest{})
+	resp, err := e.admin.Status(e.t.Context(), &adminv1.StatusRequest{})
 	if err != nil {
 		e.t.Fatal(err)
 	}
@@ -101,12 +102,12 @@ func TestBurstToProvider(t *testing.T) {
 	e := start(t, settings{workers: 1, scale: 20, worker: func(_ int, c *fleetsim.Config) { c.Profile = small }})
 	e.cloud()
 	e.policy("burst", burst)
-	where := func() *routerv1.Decision { return e.explain(e.chat(req{text: "where?", max: 1})) }
+	where := func() *adminv1.Decision { return e.explain(e.chat(req{text: "where?", max: 1})) }
 	if d := where(); d.GetChosen() != "test.sim.w0/0" || d.GetVerdict().GetRule() != "test/burst/burst-to-cloud" {
 		t.Fatalf("idle: %v by %v", d.GetChosen(), d.GetVerdict())
 	}
 	stop := e.busy(6, 50, 200)
-	var d *routerv1.Decision
+	var d *adminv1.Decision
 	e.eventually("bursts", func() bool { d = where(); return d.GetChosen() == "provider test/cloud" })
 	dropped := ""
 	for _, c := range d.GetCandidates() {

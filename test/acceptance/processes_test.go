@@ -1,9 +1,12 @@
 package acceptance
 
 import (
+	"crypto/sha256"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -29,16 +32,20 @@ func TestServicesAsProcesses(t *testing.T) {
 
 	// All at once: a port that a process picks for itself could be the one that
 	// another is about to open.
-	free := freeAddrs(t, 13)
+	free := freeAddrs(t, 14)
 	next := func() (addr string) { addr, free = free[0], free[1:]; return addr }
-	ingress, router, tracker := next(), next(), next()
+	ingress, router, tracker, admin := next(), next(), next(), next()
 	start := func(name string, args ...string) {
 		run(t, filepath.Join(bin, name), append(args, "--drain-timeout", "2s", "--admin-listen", next())...)
 	}
 	start("ingress", "--listen", ingress, "--router-url", "http://"+router)
 	start("kvtracker", "--mode", "relay", "--nats-url", nats, "--router-url", "http://"+router)
 	start("kvtracker", "--mode", "tracker", "--nats-url", nats, "--listen", tracker)
-	start("router", "--config", e.dir, "--listen", router, "--kvtracker-url", "http://"+tracker, "--time-scale", "50")
+	tokens := filepath.Join(t.TempDir(), "tokens")
+	if err := os.WriteFile(tokens, fmt.Appendf(nil, "test read %x\n", sha256.Sum256([]byte("test-token"))), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	start("router", "--admin-api-listen", admin, "--admin-tokens", tokens, "--config", e.dir, "--listen", router, "--kvtracker-url", "http://"+tracker, "--time-scale", "50")
 	for _, name := range []string{"limiter", "classifier", "accounting"} {
 		addr := next()
 		start(name, "--listen", addr)
@@ -64,7 +71,13 @@ func TestServicesAsProcesses(t *testing.T) {
 			return false
 		}
 		body := `{"requestId":"` + resp.Header.Get("X-Request-Id") + `"}`
-		resp, err = e.client.Post("http://"+router+"/kinference.router.v1.RouterService/Explain", "application/json", strings.NewReader(body))
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+admin+"/kinference.admin.v1.AdminService/Explain", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Content-Type", "application/json")
+		r.Header.Set("Authorization", "Bearer test-token")
+		resp, err = e.client.Do(r)
 		if err != nil {
 			return false
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/kinference/kinference/internal/bench/stats"
 	"github.com/kinference/kinference/internal/bench/workload"
 	"github.com/kinference/kinference/internal/kvhash"
-	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
+	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 )
 
 // Reuse compares what was reused of a trace's prompts with what could have
@@ -44,7 +44,7 @@ type TraceOptions struct {
 	Stretch float64
 	Route   Route
 	// Explain, when set, is asked for the decision on each request.
-	Explain func(ctx context.Context, requestID string) (*routerv1.Decision, error)
+	Explain func(ctx context.Context, requestID string) (*adminv1.Decision, error)
 }
 
 // RunTrace replays a trace on a fleet: each request at its time, whatever
@@ -94,8 +94,8 @@ func RunTrace(ctx context.Context, text *Text, trace []workload.TraceRequest, fl
 			}
 			sent := time.Since(start)
 			got := client.Do(ctx, load.Request{URL: url + "/v1/completions", Body: body})
-			var decision *routerv1.Decision
-			var chosen *routerv1.Candidate
+			var decision *adminv1.Decision
+			var chosen *adminv1.Candidate
 			if o.Explain != nil && got.Err == nil {
 				if d, err := o.Explain(ctx, got.ID); err == nil {
 					decision = d

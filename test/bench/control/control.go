@@ -17,15 +17,14 @@ import (
 	"github.com/kinference/kinference/cmd/stack"
 	"github.com/kinference/kinference/internal/bench/load"
 	"github.com/kinference/kinference/internal/bench/wall"
-	"github.com/kinference/kinference/internal/rpc"
-	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
-	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
+	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
+	"github.com/kinference/kinference/proto/gen/kinference/admin/v1/adminv1connect"
 )
 
 // Control is a running control plane.
 type Control struct {
 	URL    string
-	router routerv1connect.RouterServiceClient
+	admin  adminv1connect.AdminServiceClient
 	stack  *stack.Stack
 	dir    string
 	cancel context.CancelFunc
@@ -82,7 +81,7 @@ func (c *Control) start(ctx context.Context, scale float64, seed uint64, write f
 		return err
 	}
 	c.URL = c.stack.URL()
-	c.router = rpc.Client(ctx, c.stack.RouterURL(), routerv1connect.NewRouterServiceClient)
+	c.admin = c.stack.Admin(ctx)
 	ready, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	if err = c.stack.WaitReady(ready); err != nil {
@@ -97,8 +96,8 @@ func (c *Control) start(ctx context.Context, scale float64, seed uint64, write f
 }
 
 // Explain returns the router's record of a recent decision.
-func (c *Control) Explain(ctx context.Context, requestID string) (*routerv1.Decision, error) {
-	res, err := c.router.Explain(ctx, &routerv1.ExplainRequest{RequestId: requestID})
+func (c *Control) Explain(ctx context.Context, requestID string) (*adminv1.Decision, error) {
+	res, err := c.admin.Explain(ctx, &adminv1.ExplainRequest{RequestId: requestID})
 	if err != nil {
 		return nil, err
 	}

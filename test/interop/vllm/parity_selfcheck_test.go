@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/test/interop/vllm/rig"
 )
@@ -22,9 +23,9 @@ func TestParitySelfCheck(t *testing.T) {
 	engines := rig.Start(t, env, rig.Options{Args: []string{"--enable-scale-out"}}, rig.Options{Model: "llama"})
 	f := rig.NewFront(t, env, rig.FrontOptions{PassTokenIDs: true}, engines...)
 	engines = engines[:1] // llama only proves its own folder
-	statusOf := func(model string) *routerv1.ProfileStatus {
+	statusOf := func(model string) *adminv1.ProfileStatus {
 		t.Helper()
-		s, err := f.Router.Status(t.Context(), &routerv1.StatusRequest{})
+		s, err := f.API.Status(t.Context(), &adminv1.StatusRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -36,8 +37,8 @@ func TestParitySelfCheck(t *testing.T) {
 		t.Fatalf("no status of %s: %v", model, s)
 		return nil
 	}
-	status := func() *routerv1.ProfileStatus { return statusOf("qwen") }
-	ask := func(text string) (rig.Answer, *routerv1.Candidate) {
+	status := func() *adminv1.ProfileStatus { return statusOf("qwen") }
+	ask := func(text string) (rig.Answer, *adminv1.Candidate) {
 		t.Helper()
 		body, err := json.Marshal(map[string]any{"model": "qwen", "max_tokens": 8, "temperature": 0, "messages": []any{
 			map[string]any{"role": "system", "content": "Be brief."}, map[string]any{"role": "user", "content": text}}})
@@ -56,7 +57,7 @@ func TestParitySelfCheck(t *testing.T) {
 
 	proven := func(model string) bool {
 		p := statusOf(model)
-		return p.GetTokens() == routerv1.ParityState_PARITY_STATE_AGREES && p.GetSource() == routerv1.TokenSource_TOKEN_SOURCE_LOCAL && p.GetWorkersAgree() == 1
+		return p.GetTokens() == routerv1.ParityState_PARITY_STATE_AGREES && p.GetSource() == adminv1.TokenSource_TOKEN_SOURCE_LOCAL && p.GetWorkersAgree() == 1
 	}
 	for _, model := range []string{"qwen", "llama"} {
 		f.Eventually("the tokenizer of "+model+" is proven", func() bool { return proven(model) })
@@ -85,7 +86,7 @@ func TestParitySelfCheck(t *testing.T) {
 		replaceFile(t, filepath.Join(f.Dir, "qwen.yaml"), set)
 		f.Eventually(tt.cause.String()+" is named", func() bool {
 			p := status()
-			return p.GetTokens() == routerv1.ParityState_PARITY_STATE_DIFFERS && p.GetTokensCause() == tt.cause && p.GetSource() == routerv1.TokenSource_TOKEN_SOURCE_DISTRUSTED
+			return p.GetTokens() == routerv1.ParityState_PARITY_STATE_DIFFERS && p.GetTokensCause() == tt.cause && p.GetSource() == adminv1.TokenSource_TOKEN_SOURCE_DISTRUSTED
 		})
 		exact := 0
 		for i := range 20 {

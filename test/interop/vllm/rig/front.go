@@ -13,9 +13,8 @@ import (
 	"time"
 
 	"github.com/kinference/kinference/cmd/stack"
-	"github.com/kinference/kinference/internal/rpc"
-	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
-	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
+	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
+	"github.com/kinference/kinference/proto/gen/kinference/admin/v1/adminv1connect"
 )
 
 // FrontOptions of a control plane. The zero value routes by predicted TTFT with
@@ -37,7 +36,7 @@ type FrontOptions struct {
 // each a worker set of its own.
 type Front struct {
 	*stack.Stack
-	Router routerv1connect.RouterServiceClient
+	API    adminv1connect.AdminServiceClient
 	Dir    string // of resources
 	tb     testing.TB
 	client *http.Client
@@ -64,7 +63,7 @@ func NewFront(tb testing.TB, env Env, o FrontOptions, engines ...*Engine) *Front
 	}
 	f.Stack = st
 	ctx, cancel := context.WithCancel(context.Background())
-	f.Router = rpc.Client(ctx, st.RouterURL(), routerv1connect.NewRouterServiceClient)
+	f.API = st.Admin(ctx)
 	tb.Cleanup(func() {
 		f.client.CloseIdleConnections()
 		cancel()
@@ -119,9 +118,9 @@ func (f *Front) Eventually(what string, cond func() bool) {
 }
 
 // Explain returns the record of a decision.
-func (f *Front) Explain(id string) *routerv1.Decision {
+func (f *Front) Explain(id string) *adminv1.Decision {
 	f.tb.Helper()
-	resp, err := f.Router.Explain(f.tb.Context(), &routerv1.ExplainRequest{RequestId: id})
+	resp, err := f.API.Explain(f.tb.Context(), &adminv1.ExplainRequest{RequestId: id})
 	if err != nil {
 		f.tb.Fatalf("explain %s: %v", id, err)
 	}
@@ -130,8 +129,8 @@ func (f *Front) Explain(id string) *routerv1.Decision {
 
 // Decision is Explain, but nil where there is no record: the request never came
 // to a decision.
-func (f *Front) Decision(id string) *routerv1.Decision {
-	resp, err := f.Router.Explain(context.Background(), &routerv1.ExplainRequest{RequestId: id})
+func (f *Front) Decision(id string) *adminv1.Decision {
+	resp, err := f.API.Explain(context.Background(), &adminv1.ExplainRequest{RequestId: id})
 	if err != nil {
 		return nil
 	}
@@ -139,7 +138,7 @@ func (f *Front) Decision(id string) *routerv1.Decision {
 }
 
 // Chosen is the candidate that a decision chose first.
-func Chosen(d *routerv1.Decision) *routerv1.Candidate {
+func Chosen(d *adminv1.Decision) *adminv1.Candidate {
 	for _, c := range d.GetCandidates() {
 		if c.GetWorker() == d.GetChosen() {
 			return c
