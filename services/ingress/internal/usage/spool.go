@@ -362,7 +362,7 @@ func (sp *spool) tidyLocked(hurry bool) {
 						s.opens--
 						moved.opens++
 						q.segment = moved
-						q.written = -1
+						q.written = nothing
 					}
 				}
 			}
@@ -390,12 +390,12 @@ func (sp *spool) progress() {
 	defer sp.mu.Unlock()
 	p := newProgress(sp.buf[:0], time.Now())
 	for id, q := range sp.live {
-		output := q.output.Load()
-		if output == q.written || q.segment == nil {
+		now := counts{q.input.Load(), q.output.Load()}
+		if now == q.written || q.segment == nil {
 			continue
 		}
-		q.written = output
-		p.add(id, q.input.Load(), output)
+		q.written = now
+		p.add(id, now.input, now.output)
 		if p.full() {
 			sp.buf = p.entry()
 			sp.write(sp.buf)

@@ -124,10 +124,15 @@ type Request struct {
 	// What is known of the answer so far, -1: nothing.
 	input, output atomic.Int64
 
-	written int64 // output that the last progress entry had; the spool's
+	written counts // what the last progress entry had; the spool's
 	segment *segment
 	frame   []byte // its open entry
 }
+
+// counts of tokens; those below 0 are unknown.
+type counts struct{ input, output int64 }
+
+var nothing = counts{-1, -1}
 
 // Begin writes a request down before it goes to a backend for the first time.
 // End must follow.
@@ -135,7 +140,7 @@ func (r *Recorder) Begin(rec *meter.Record) *Request {
 	if r == nil {
 		return nil
 	}
-	q := &Request{r: r, id: rec.ID, written: -1}
+	q := &Request{r: r, id: rec.ID, written: nothing}
 	q.input.Store(-1)
 	q.output.Store(-1)
 	u := Event(rec, r.set.Ingress)
