@@ -162,13 +162,18 @@ type process struct {
 
 func start(t testing.TB, log, name string, args ...string) *process {
 	t.Helper()
+	return startAs(t, ownGroup(), log, name, args...)
+}
+
+func startAs(t testing.TB, as *syscall.SysProcAttr, log, name string, args ...string) *process {
+	t.Helper()
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer out.Close()
 	p := &process{cmd: exec.Command(name, args...), done: make(chan struct{})}
-	p.cmd.Stdout, p.cmd.Stderr, p.cmd.SysProcAttr = out, out, ownGroup()
+	p.cmd.Stdout, p.cmd.Stderr, p.cmd.SysProcAttr = out, out, as
 	if err := p.cmd.Start(); err != nil {
 		t.Fatalf("start %s: %v", name, err)
 	}
