@@ -12,23 +12,19 @@ import (
 	"github.com/kinference/kinference/cmd/stack"
 	"github.com/kinference/kinference/internal/fleetsim"
 	"github.com/kinference/kinference/internal/fleetsim/engine"
-	"github.com/kinference/kinference/internal/rpc"
 	"github.com/kinference/kinference/internal/testenv"
-	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
 )
 
-// Resources are applied by kubectl, say in their status what became of them, and
-// change where requests go; when the Kubernetes API is away serving goes on.
-func TestKubernetes(t *testing.T) {
-	api := testenv.Kube(t)
-	kubectl := func(stdin string, args ...string) string {
-		t.Helper()
-		out, err := api.Kubectl(t, stdin, args...)
-		if err != nil {
-			t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
-		}
-		return out
-	}
+// kubeCluster is a Kubernetes API with our definitions, and a stack in front of it
+// without any workers yet.
+type kubeCluster struct {
+	*env
+	api *testenv.KubeAPI
+}
+
+func startKube(t *testing.T, scale float64) *kubeCluster {
+	t.Helper()
+	c := &kubeCluster{env: &env{t: t, log: &syncBuffer{}, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}, api: testenv.Kube(t)}
 	names, err := fs.Glob(crd.Files, "*.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -38,41 +34,59 @@ func TestKubernetes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		kubectl(string(data), "apply", "--server-side", "-f", "-")
+		c.kubectl(string(data), "apply", "--server-side", "-f", "-")
 	}
-	kubectl("", "wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
-	kubectl("", "create", "namespace", "kinference")
-	kubectl("", "create", "namespace", "test")
+	c.kubectl("", "wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+	c.kubectl("", "create", "namespace", "kinference")
+	c.kubectl("", "create", "namespace", "test")
+	if c.stack, err = stack.Start(t.Context(), stack.Options{Kubeconfig: c.api.Kubeconfig, Seed: 1, TimeScale: scale, Output: c.log, DrainTimeout: 5 * time.Second}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	c.admin = c.stack.Admin(ctx)
+	t.Cleanup(func() {
+		c.client.CloseIdleConnections()
+		cancel()
+		if err := c.stack.Stop(); err != nil {
+			t.Errorf("stop stack: %v", err)
+		}
+		if t.Failed() {
+			t.Logf("log of the stack:\n%s", c.log.tail(16<<10))
+		}
+	})
+	return c
+}
 
-	e := &env{t: t, log: &syncBuffer{}, client: &http.Client{}}
+func (c *kubeCluster) kubectl(stdin string, args ...string) string {
+	c.t.Helper()
+	out, err := c.api.Kubectl(c.t, stdin, args...)
+	if err != nil {
+		c.t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return out
+}
+
+// status is a field of a resource of the namespace test.
+func (c *kubeCluster) status(resource, path string) string {
+	c.t.Helper()
+	return c.kubectl("", "-n", "test", "get", resource, "-o", "jsonpath="+path)
+}
+
+const programmed = `{.status.conditions[?(@.type=="Programmed")].status}`
+
+// Resources are applied by kubectl, say in their status what became of them, and
+// change where requests go; when the Kubernetes API is away serving goes on.
+func TestKubernetes(t *testing.T) {
+	e := startKube(t, 50)
+	kubectl, status, api := e.kubectl, e.status, e.api
 	w, err := fleetsim.Start(context.Background(), fleetsim.Config{Name: "w0", Profile: engine.L40SPlain16, TimeScale: 50, Seed: 1, Model: modelName})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(w.Kill)
 	e.workers = []*fleetsim.Worker{w}
-	if e.stack, err = stack.Start(t.Context(), stack.Options{Kubeconfig: api.Kubeconfig, Seed: 1, TimeScale: 50, Output: e.log, DrainTimeout: 5 * time.Second}); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	e.router = rpc.Client(ctx, e.stack.RouterURL(), routerv1connect.NewRouterServiceClient)
-	t.Cleanup(func() {
-		e.client.CloseIdleConnections()
-		cancel()
-		if err := e.stack.Stop(); err != nil {
-			t.Errorf("stop stack: %v", err)
-		}
-		if t.Failed() {
-			t.Logf("log of the stack:\n%s", e.log.tail(16<<10))
-		}
-	})
-
 	kubectl(e.workerSet(""), "apply", "-f", "-")
 	e.waitReady(1)
-	status := func(resource, path string) string {
-		return kubectl("", "-n", "test", "get", resource, "-o", "jsonpath="+path)
-	}
-	programmed := `{.status.conditions[?(@.type=="Programmed")].status}`
 	e.eventually("the worker set says that it is served", func() bool {
 		return status("inferenceworkerset/sim", programmed) == "True" && status("inferenceworkerset/sim", "{.status.workers.ready}") == "1"
 	})

@@ -13,8 +13,10 @@ import (
 
 	"github.com/kinference/kinference/internal/fleetsim"
 	"github.com/kinference/kinference/internal/fleetsim/engine"
+	"github.com/kinference/kinference/internal/rpc"
 	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
+	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
 )
 
 // cloud adds a third-party provider, which is another simulated server that no
@@ -152,12 +154,20 @@ const piiStaysLocal = `
       onEmpty: Reject
 `
 
+// router is the router's door for ingresses.
+func (e *env) router() routerv1connect.RouterServiceClient {
+	ctx, cancel := context.WithCancel(context.Background())
+	e.t.Cleanup(cancel)
+	return rpc.Client(ctx, e.stack.RouterURL(), routerv1connect.NewRouterServiceClient)
+}
+
 // route asks the router itself, which is how tags are given while there is no
 // classifier.
 func (e *env) route(id string, a *routerv1.Attributes) (*routerv1.RouteResponse, error) {
-	resp, err := e.router.Route(e.t.Context(), &routerv1.RouteRequest{RequestId: id, Model: modelName, Attributes: a})
+	router := e.router()
+	resp, err := router.Route(e.t.Context(), &routerv1.RouteRequest{RequestId: id, Model: modelName, Attributes: a})
 	if err == nil {
-		_, rerr := e.router.Report(e.t.Context(), &routerv1.ReportRequest{Reports: []*routerv1.Report{{RequestId: id, Event: &routerv1.Report_Done{Done: &routerv1.Done{}}}}})
+		_, rerr := router.Report(e.t.Context(), &routerv1.ReportRequest{Reports: []*routerv1.Report{{RequestId: id, Event: &routerv1.Report_Done{Done: &routerv1.Done{}}}}})
 		if rerr != nil {
 			e.t.Fatal(rerr)
 		}
@@ -343,9 +353,9 @@ func TestQueue(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	e.policy("hold", fmt.Sprintf(hold, "5m"))
-	done := make(chan error, 1)
+	done, router := make(chan error, 1), e.router()
 	go func() {
-		_, err := e.router.Route(ctx, &routerv1.RouteRequest{RequestId: "waits", Model: modelName})
+		_, err := router.Route(ctx, &routerv1.RouteRequest{RequestId: "waits", Model: modelName})
 		done <- err
 	}()
 	select {
