@@ -55,7 +55,7 @@ func (r *RedisServer) start(t testing.TB) bool {
 	deadline, tick := time.After(30*time.Second), time.NewTicker(20*time.Millisecond)
 	defer tick.Stop()
 	for {
-		if out, err := r.CLI("ping"); err == nil && strings.Contains(out, "PONG") {
+		if out, err := r.CLI("ping"); err == nil && (strings.Contains(out, "PONG") || strings.Contains(out, "NOAUTH")) {
 			return true
 		}
 		select {
