@@ -94,6 +94,22 @@ type Config struct {
 
 	Faults Faults
 	Log    *slog.Logger // nil: silent
+
+	// OnUsed is told, for each generation request that reached an engine, what it
+	// used in truth; it is called by many goroutines. Nil: nobody is.
+	OnUsed func(Used)
+}
+
+// Used is what one generation request used, as the engine knows it.
+type Used struct {
+	RequestID string // X-Request-Id of the request
+	// Prompt tokens, those of them that came from the cache, and generated tokens;
+	// of several prompts and choices together.
+	Prompt, Cached, Output int
+	// Sent are the generated tokens that were written to the client.
+	Sent int
+	// Aborted says that the client left, or the connection was cut.
+	Aborted bool
 }
 
 // Worker is one simulated vLLM server.

@@ -71,6 +71,9 @@ func (l *life) generate(w http.ResponseWriter, r *http.Request, chat bool) {
 				c.core.abort(c.r)
 			}
 		}
+		if l.w.cfg.OnUsed != nil {
+			l.w.cfg.OnUsed(a.used(r.Header.Get("X-Request-Id")))
+		}
 	}()
 	for open := len(choices); open > 0; {
 		select {
@@ -95,6 +98,20 @@ func (l *life) generate(w http.ResponseWriter, r *http.Request, chat bool) {
 		a.flush()
 	}
 	a.finish()
+}
+
+// used is what the request used. Its sequences have left their engines.
+func (a *answer) used(id string) Used {
+	u := Used{RequestID: id, Sent: a.sent}
+	for i, c := range a.choices {
+		if i%a.job.n == 0 {
+			u.Prompt += len(c.prompt.ids)
+		}
+		u.Cached += c.r.Cached
+		u.Output += c.r.Generated
+		u.Aborted = u.Aborted || c.reason == ""
+	}
+	return u
 }
 
 // submit hands all sequences of a request to engines.
