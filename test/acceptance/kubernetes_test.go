@@ -15,14 +15,13 @@ import (
 	"github.com/kinference/kinference/internal/testenv"
 )
 
-// kubeCluster is a Kubernetes API with our definitions, and a stack in front of it
-// without any workers yet.
+// kubeCluster is a Kubernetes API with our definitions.
 type kubeCluster struct {
 	*env
 	api *testenv.KubeAPI
 }
 
-func startKube(t *testing.T, scale float64) *kubeCluster {
+func startAPI(t *testing.T) *kubeCluster {
 	t.Helper()
 	c := &kubeCluster{env: &env{t: t, log: &syncBuffer{}, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}, api: testenv.Kube(t)}
 	names, err := fs.Glob(crd.Files, "*.yaml")
@@ -39,6 +38,14 @@ func startKube(t *testing.T, scale float64) *kubeCluster {
 	c.kubectl("", "wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
 	c.kubectl("", "create", "namespace", "kinference")
 	c.kubectl("", "create", "namespace", "test")
+	return c
+}
+
+// startKube starts a stack beside it, without any workers yet.
+func startKube(t *testing.T, scale float64) *kubeCluster {
+	t.Helper()
+	c := startAPI(t)
+	var err error
 	if c.stack, err = stack.Start(t.Context(), stack.Options{Kubeconfig: c.api.Kubeconfig, Seed: 1, TimeScale: scale, Output: c.log, DrainTimeout: 5 * time.Second}); err != nil {
 		t.Fatal(err)
 	}
