@@ -20,6 +20,11 @@ const (
 	KVCacheUsage                 // share of KV-cache blocks in use
 )
 
+// String is the metric as the field of a threshold is called.
+func (m Metric) String() string {
+	return [...]string{"queuedPrompts", "runningPrompts", "kvCacheUsage"}[m]
+}
+
 // Load tells what a worker's load was.
 type Load interface {
 	// Mean is the mean over the last window; false when there is no fresh

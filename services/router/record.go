@@ -35,7 +35,7 @@ func (x *routing) recorded() *decisions.Record {
 	r := &decisions.Record{
 		RequestID: x.req.RequestId, Model: x.req.Model, Tenant: x.req.Tenant, Pool: x.model.Pool.Name,
 		Decided: x.at, CatalogVersion: x.version.Number, Policy: x.decision.Policy, Reason: x.decision.Reason,
-		TimeScale: x.TimeScale, Windows: x.model.Windows, Request: requestRecord(&x.attributes, &x.model.Reads),
+		TimeScale: x.TimeScale, Windows: x.model.Windows, Thresholds: x.version.Plan.Thresholds, Request: requestRecord(&x.attributes, &x.model.Reads),
 	}
 	if !x.queued.IsZero() {
 		r.Waited = x.at.Sub(x.queued)
@@ -75,8 +75,8 @@ func (x *routing) recorded() *decisions.Record {
 func (x *routing) candidate(i int) decisions.Candidate {
 	e, p := &x.endpoints[i], &x.seen[i]
 	c := decisions.Candidate{
-		Worker: e.ID, Unfit: e.Dropped, Verdict: x.verdict.Verdicts[i], Ignored: x.verdict.Action == policy.Reject,
-		TTFT: p.TTFT, E2E: p.E2E, Cost: p.Cost, Labels: p.Labels, Fresh: e.Fresh, Means: e.Means, Mean30s: e.State.Mean30s,
+		Worker: e.ID, Index: i, Unfit: e.Dropped, Verdict: x.verdict.Verdicts[i], Ignored: x.verdict.Action == policy.Reject,
+		TTFT: p.TTFT, E2E: p.E2E, Cost: p.Cost, Labels: p.Labels, Fresh: e.Fresh, Means: e.Means, Mean30s: e.State.Mean30s, Held: e.State.Held,
 	}
 	if e.Provider != nil {
 		c.UpstreamModel, c.Predicted, c.Tokens = e.Provider.UpstreamModel, true, x.attributes.PromptTokens

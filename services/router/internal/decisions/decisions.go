@@ -33,8 +33,10 @@ type Record struct {
 	Policy, Reason string
 	TimeScale      float64
 	Request        *adminv1.RecordedRequest
-	// Windows are those of Candidate.Means.
-	Windows []time.Duration
+	// Windows are those of Candidate.Means, Thresholds those that Candidate.Held may
+	// have.
+	Windows    []time.Duration
+	Thresholds []policy.Threshold
 	// Candidates are those in the order of preference, Ranked of them, and then
 	// those that were dropped.
 	Candidates []Candidate
@@ -75,11 +77,14 @@ type Candidate struct {
 	TTFT, Wait, Prefill, E2E          time.Duration
 	Cost, Others, RecentWork, OwnWork float64
 	Tie                               kvhash.Hash
-	Sampled, Fresh                    bool // the load is known, and counts
-	Running, Waiting, KVUsage         float64
-	Age                               time.Duration
-	Mean30s                           window.Load
-	Means                             []window.Load
+	// Index in the list that the policies looked at.
+	Index                     int
+	Sampled, Fresh            bool // the load is known, and counts
+	Running, Waiting, KVUsage float64
+	Age                       time.Duration
+	Mean30s                   window.Load
+	Means                     []window.Load
+	Held                      []policy.Threshold
 }
 
 // Log is a ring of records. Use New.

@@ -31,8 +31,16 @@ func (r *Record) Proto() *adminv1.Decision {
 	ties := places(r.Candidates)
 	for i := range r.Candidates {
 		c := r.Candidates[i].proto(r.Windows)
+		for n, t := range r.Thresholds {
+			if slices.Contains(r.Candidates[i].Held, t) {
+				c.Held = append(c.Held, uint32(n))
+			}
+		}
 		c.Tie = ties[i]
 		d.Candidates = append(d.Candidates, c)
+	}
+	for _, t := range r.Thresholds {
+		d.Thresholds = append(d.Thresholds, &adminv1.Threshold{Metric: t.Metric.String(), Window: duration(t.Window), Above: t.Above, Until: t.Until})
 	}
 	if r.Waited > 0 {
 		d.Waited = duration(r.Waited)
@@ -71,7 +79,7 @@ func known(n int) *uint32 {
 
 func (c *Candidate) proto(windows []time.Duration) *adminv1.Candidate {
 	out := &adminv1.Candidate{
-		Worker: c.Worker, Profile: c.Profile, UpstreamModel: c.UpstreamModel, Unfit: c.Unfit, Dropped: c.dropped(), Labels: c.Labels, PromptTokens: uint32(c.Tokens),
+		Worker: c.Worker, Profile: c.Profile, UpstreamModel: c.UpstreamModel, Unfit: c.Unfit, Dropped: c.dropped(), Labels: c.Labels, PromptTokens: uint32(c.Tokens), Index: uint32(c.Index),
 	}
 	if c.Predicted {
 		out.MatchedTokens, out.AnticipatedTokens, out.CachedTokens = uint32(c.Matched), uint32(c.Anticipated), uint32(c.Cached)

@@ -2286,7 +2286,9 @@ type Decision struct {
 	// How many times faster than real hardware the workers run.
 	TimeScale float64 `protobuf:"fixed64,24,opt,name=time_scale,json=timeScale,proto3" json:"time_scale,omitempty"`
 	// Time in the queue of a rule's onEmpty.
-	Waited        *durationpb.Duration `protobuf:"bytes,25,opt,name=waited,proto3" json:"waited,omitempty"`
+	Waited *durationpb.Duration `protobuf:"bytes,25,opt,name=waited,proto3" json:"waited,omitempty"`
+	// Thresholds with an end of their own that were watched.
+	Thresholds    []*Threshold `protobuf:"bytes,26,rep,name=thresholds,proto3" json:"thresholds,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2496,6 +2498,84 @@ func (x *Decision) GetWaited() *durationpb.Duration {
 	return nil
 }
 
+func (x *Decision) GetThresholds() []*Threshold {
+	if x != nil {
+		return x.Thresholds
+	}
+	return nil
+}
+
+// Threshold is one on the mean of a load. What was above it counts so until the
+// mean is until or less.
+type Threshold struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Either queuedPrompts, runningPrompts or kvCacheUsage.
+	Metric        string               `protobuf:"bytes,1,opt,name=metric,proto3" json:"metric,omitempty"`
+	Window        *durationpb.Duration `protobuf:"bytes,2,opt,name=window,proto3" json:"window,omitempty"`
+	Above         float64              `protobuf:"fixed64,3,opt,name=above,proto3" json:"above,omitempty"`
+	Until         float64              `protobuf:"fixed64,4,opt,name=until,proto3" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Threshold) Reset() {
+	*x = Threshold{}
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Threshold) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Threshold) ProtoMessage() {}
+
+func (x *Threshold) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Threshold.ProtoReflect.Descriptor instead.
+func (*Threshold) Descriptor() ([]byte, []int) {
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *Threshold) GetMetric() string {
+	if x != nil {
+		return x.Metric
+	}
+	return ""
+}
+
+func (x *Threshold) GetWindow() *durationpb.Duration {
+	if x != nil {
+		return x.Window
+	}
+	return nil
+}
+
+func (x *Threshold) GetAbove() float64 {
+	if x != nil {
+		return x.Above
+	}
+	return 0
+}
+
+func (x *Threshold) GetUntil() float64 {
+	if x != nil {
+		return x.Until
+	}
+	return 0
+}
+
 // RecordedRequest is a request as policies saw it.
 type RecordedRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2530,7 +2610,7 @@ type RecordedRequest struct {
 
 func (x *RecordedRequest) Reset() {
 	*x = RecordedRequest{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2542,7 +2622,7 @@ func (x *RecordedRequest) String() string {
 func (*RecordedRequest) ProtoMessage() {}
 
 func (x *RecordedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2555,7 +2635,7 @@ func (x *RecordedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordedRequest.ProtoReflect.Descriptor instead.
 func (*RecordedRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RecordedRequest) GetTenants() []string {
@@ -2714,13 +2794,18 @@ type Candidate struct {
 	Tie        uint32  `protobuf:"varint,24,opt,name=tie,proto3" json:"tie,omitempty"`
 	// Model that the provider would be asked for; empty for a worker.
 	UpstreamModel string `protobuf:"bytes,25,opt,name=upstream_model,json=upstreamModel,proto3" json:"upstream_model,omitempty"`
+	// Place in the list that the policies looked at: equals stay in its order.
+	Index uint32 `protobuf:"varint,26,opt,name=index,proto3" json:"index,omitempty"`
+	// Indices of the decision's thresholds that it was above, and has not come down
+	// enough since.
+	Held          []uint32 `protobuf:"varint,27,rep,packed,name=held,proto3" json:"held,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2732,7 +2817,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2745,7 +2830,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Candidate) GetWorker() string {
@@ -2923,6 +3008,20 @@ func (x *Candidate) GetUpstreamModel() string {
 	return ""
 }
 
+func (x *Candidate) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *Candidate) GetHeld() []uint32 {
+	if x != nil {
+		return x.Held
+	}
+	return nil
+}
+
 // Verdict is what the policies decided about a request.
 type Verdict struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2942,7 +3041,7 @@ type Verdict struct {
 
 func (x *Verdict) Reset() {
 	*x = Verdict{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2954,7 +3053,7 @@ func (x *Verdict) String() string {
 func (*Verdict) ProtoMessage() {}
 
 func (x *Verdict) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2967,7 +3066,7 @@ func (x *Verdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Verdict.ProtoReflect.Descriptor instead.
 func (*Verdict) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Verdict) GetAction() string {
@@ -3185,7 +3284,7 @@ const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"\x05whole\x18\x05 \x01(\bR\x05whole\x12#\n" +
 	"\rprompt_tokens\x18\x06 \x01(\rR\fpromptTokens\"M\n" +
 	"\x10EvaluateResponse\x129\n" +
-	"\bdecision\x18\x01 \x01(\v2\x1d.kinference.admin.v1.DecisionR\bdecision\"\x87\t\n" +
+	"\bdecision\x18\x01 \x01(\v2\x1d.kinference.admin.v1.DecisionR\bdecision\"\xc7\t\n" +
 	"\bDecision\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
@@ -3218,12 +3317,20 @@ const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"\x06format\x18\x17 \x01(\rR\x06format\x12\x1d\n" +
 	"\n" +
 	"time_scale\x18\x18 \x01(\x01R\ttimeScale\x121\n" +
-	"\x06waited\x18\x19 \x01(\v2\x19.google.protobuf.DurationR\x06waitedB\x17\n" +
+	"\x06waited\x18\x19 \x01(\v2\x19.google.protobuf.DurationR\x06waited\x12>\n" +
+	"\n" +
+	"thresholds\x18\x1a \x03(\v2\x1e.kinference.admin.v1.ThresholdR\n" +
+	"thresholdsB\x17\n" +
 	"\x15_actual_cached_tokensB\x17\n" +
 	"\x15_actual_prompt_tokensB\x17\n" +
 	"\x15_actual_output_tokensB\n" +
 	"\n" +
-	"\b_outcome\"\xc8\x05\n" +
+	"\b_outcome\"\x82\x01\n" +
+	"\tThreshold\x12\x16\n" +
+	"\x06metric\x18\x01 \x01(\tR\x06metric\x121\n" +
+	"\x06window\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06window\x12\x14\n" +
+	"\x05above\x18\x03 \x01(\x01R\x05above\x12\x14\n" +
+	"\x05until\x18\x04 \x01(\x01R\x05until\"\xc8\x05\n" +
 	"\x0fRecordedRequest\x12\x18\n" +
 	"\atenants\x18\x01 \x03(\tR\atenants\x12\x10\n" +
 	"\x03qos\x18\x02 \x01(\tR\x03qos\x12\x1a\n" +
@@ -3252,7 +3359,7 @@ const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a=\n" +
 	"\x0fClaimsJsonEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8d\b\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb7\b\n" +
 	"\tCandidate\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x18\n" +
 	"\aprofile\x18\x02 \x01(\tR\aprofile\x12#\n" +
@@ -3281,7 +3388,9 @@ const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"recentWork\x12\x12\n" +
 	"\x04work\x18\x17 \x01(\x01R\x04work\x12\x10\n" +
 	"\x03tie\x18\x18 \x01(\rR\x03tie\x12%\n" +
-	"\x0eupstream_model\x18\x19 \x01(\tR\rupstreamModel\x1a9\n" +
+	"\x0eupstream_model\x18\x19 \x01(\tR\rupstreamModel\x12\x14\n" +
+	"\x05index\x18\x1a \x01(\rR\x05index\x12\x12\n" +
+	"\x04held\x18\x1b \x03(\rR\x04held\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"}\n" +
@@ -3318,7 +3427,7 @@ func file_kinference_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_kinference_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kinference_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_kinference_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_kinference_admin_v1_admin_proto_goTypes = []any{
 	(TokenSource)(0),               // 0: kinference.admin.v1.TokenSource
 	(*GetCatalogRequest)(nil),      // 1: kinference.admin.v1.GetCatalogRequest
@@ -3350,17 +3459,18 @@ var file_kinference_admin_v1_admin_proto_goTypes = []any{
 	(*EvaluateRequest)(nil),        // 27: kinference.admin.v1.EvaluateRequest
 	(*EvaluateResponse)(nil),       // 28: kinference.admin.v1.EvaluateResponse
 	(*Decision)(nil),               // 29: kinference.admin.v1.Decision
-	(*RecordedRequest)(nil),        // 30: kinference.admin.v1.RecordedRequest
-	(*Candidate)(nil),              // 31: kinference.admin.v1.Candidate
-	(*Verdict)(nil),                // 32: kinference.admin.v1.Verdict
-	nil,                            // 33: kinference.admin.v1.RecordedRequest.HeadersEntry
-	nil,                            // 34: kinference.admin.v1.RecordedRequest.ClaimsJsonEntry
-	nil,                            // 35: kinference.admin.v1.Candidate.LabelsEntry
-	(*durationpb.Duration)(nil),    // 36: google.protobuf.Duration
-	(v1.ParityState)(0),            // 37: kinference.router.v1.ParityState
-	(v1.ParityCause)(0),            // 38: kinference.router.v1.ParityCause
-	(*v1.Attributes)(nil),          // 39: kinference.router.v1.Attributes
-	(v1.Outcome)(0),                // 40: kinference.router.v1.Outcome
+	(*Threshold)(nil),              // 30: kinference.admin.v1.Threshold
+	(*RecordedRequest)(nil),        // 31: kinference.admin.v1.RecordedRequest
+	(*Candidate)(nil),              // 32: kinference.admin.v1.Candidate
+	(*Verdict)(nil),                // 33: kinference.admin.v1.Verdict
+	nil,                            // 34: kinference.admin.v1.RecordedRequest.HeadersEntry
+	nil,                            // 35: kinference.admin.v1.RecordedRequest.ClaimsJsonEntry
+	nil,                            // 36: kinference.admin.v1.Candidate.LabelsEntry
+	(*durationpb.Duration)(nil),    // 37: google.protobuf.Duration
+	(v1.ParityState)(0),            // 38: kinference.router.v1.ParityState
+	(v1.ParityCause)(0),            // 39: kinference.router.v1.ParityCause
+	(*v1.Attributes)(nil),          // 40: kinference.router.v1.Attributes
+	(v1.Outcome)(0),                // 41: kinference.router.v1.Outcome
 }
 var file_kinference_admin_v1_admin_proto_depIdxs = []int32{
 	3,  // 0: kinference.admin.v1.GetCatalogResponse.pools:type_name -> kinference.admin.v1.Pool
@@ -3376,63 +3486,65 @@ var file_kinference_admin_v1_admin_proto_depIdxs = []int32{
 	19, // 10: kinference.admin.v1.StatusResponse.providers:type_name -> kinference.admin.v1.ProviderStatus
 	15, // 11: kinference.admin.v1.ListWorkersResponse.workers:type_name -> kinference.admin.v1.WorkerStatus
 	19, // 12: kinference.admin.v1.ListWorkersResponse.providers:type_name -> kinference.admin.v1.ProviderStatus
-	36, // 13: kinference.admin.v1.WorkerStatus.sample_age:type_name -> google.protobuf.Duration
+	37, // 13: kinference.admin.v1.WorkerStatus.sample_age:type_name -> google.protobuf.Duration
 	20, // 14: kinference.admin.v1.WorkerStatus.index:type_name -> kinference.admin.v1.WorkerIndex
-	37, // 15: kinference.admin.v1.WorkerStatus.tokens:type_name -> kinference.router.v1.ParityState
-	38, // 16: kinference.admin.v1.WorkerStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
+	38, // 15: kinference.admin.v1.WorkerStatus.tokens:type_name -> kinference.router.v1.ParityState
+	39, // 16: kinference.admin.v1.WorkerStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
 	16, // 17: kinference.admin.v1.WorkerStatus.load:type_name -> kinference.admin.v1.Load
 	17, // 18: kinference.admin.v1.WorkerStatus.means:type_name -> kinference.admin.v1.LoadMean
 	18, // 19: kinference.admin.v1.WorkerStatus.recent:type_name -> kinference.admin.v1.RecentRequests
-	36, // 20: kinference.admin.v1.LoadMean.window:type_name -> google.protobuf.Duration
+	37, // 20: kinference.admin.v1.LoadMean.window:type_name -> google.protobuf.Duration
 	16, // 21: kinference.admin.v1.LoadMean.load:type_name -> kinference.admin.v1.Load
-	36, // 22: kinference.admin.v1.RecentRequests.ttft:type_name -> google.protobuf.Duration
-	36, // 23: kinference.admin.v1.ProviderStatus.predicted_ttft:type_name -> google.protobuf.Duration
+	37, // 22: kinference.admin.v1.RecentRequests.ttft:type_name -> google.protobuf.Duration
+	37, // 23: kinference.admin.v1.ProviderStatus.predicted_ttft:type_name -> google.protobuf.Duration
 	18, // 24: kinference.admin.v1.ProviderStatus.recent:type_name -> kinference.admin.v1.RecentRequests
-	36, // 25: kinference.admin.v1.WorkerIndex.lag:type_name -> google.protobuf.Duration
+	37, // 25: kinference.admin.v1.WorkerIndex.lag:type_name -> google.protobuf.Duration
 	0,  // 26: kinference.admin.v1.ProfileStatus.source:type_name -> kinference.admin.v1.TokenSource
-	37, // 27: kinference.admin.v1.ProfileStatus.tokens:type_name -> kinference.router.v1.ParityState
-	38, // 28: kinference.admin.v1.ProfileStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
-	37, // 29: kinference.admin.v1.ProfileStatus.cached:type_name -> kinference.router.v1.ParityState
-	38, // 30: kinference.admin.v1.ProfileStatus.cached_cause:type_name -> kinference.router.v1.ParityCause
+	38, // 27: kinference.admin.v1.ProfileStatus.tokens:type_name -> kinference.router.v1.ParityState
+	39, // 28: kinference.admin.v1.ProfileStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
+	38, // 29: kinference.admin.v1.ProfileStatus.cached:type_name -> kinference.router.v1.ParityState
+	39, // 30: kinference.admin.v1.ProfileStatus.cached_cause:type_name -> kinference.router.v1.ParityCause
 	22, // 31: kinference.admin.v1.ProfileStatus.cached_counts:type_name -> kinference.admin.v1.CachedCounts
 	29, // 32: kinference.admin.v1.ExplainResponse.decision:type_name -> kinference.admin.v1.Decision
 	29, // 33: kinference.admin.v1.WatchDecisionsResponse.decision:type_name -> kinference.admin.v1.Decision
-	39, // 34: kinference.admin.v1.EvaluateRequest.attributes:type_name -> kinference.router.v1.Attributes
+	40, // 34: kinference.admin.v1.EvaluateRequest.attributes:type_name -> kinference.router.v1.Attributes
 	29, // 35: kinference.admin.v1.EvaluateResponse.decision:type_name -> kinference.admin.v1.Decision
-	31, // 36: kinference.admin.v1.Decision.candidates:type_name -> kinference.admin.v1.Candidate
-	36, // 37: kinference.admin.v1.Decision.actual_ttft:type_name -> google.protobuf.Duration
-	32, // 38: kinference.admin.v1.Decision.verdict:type_name -> kinference.admin.v1.Verdict
-	32, // 39: kinference.admin.v1.Decision.shadow:type_name -> kinference.admin.v1.Verdict
-	30, // 40: kinference.admin.v1.Decision.request:type_name -> kinference.admin.v1.RecordedRequest
-	36, // 41: kinference.admin.v1.Decision.actual_e2e:type_name -> google.protobuf.Duration
-	40, // 42: kinference.admin.v1.Decision.outcome:type_name -> kinference.router.v1.Outcome
-	36, // 43: kinference.admin.v1.Decision.waited:type_name -> google.protobuf.Duration
-	33, // 44: kinference.admin.v1.RecordedRequest.headers:type_name -> kinference.admin.v1.RecordedRequest.HeadersEntry
-	34, // 45: kinference.admin.v1.RecordedRequest.claims_json:type_name -> kinference.admin.v1.RecordedRequest.ClaimsJsonEntry
-	36, // 46: kinference.admin.v1.Candidate.predicted_ttft:type_name -> google.protobuf.Duration
-	36, // 47: kinference.admin.v1.Candidate.predicted_wait:type_name -> google.protobuf.Duration
-	36, // 48: kinference.admin.v1.Candidate.predicted_prefill:type_name -> google.protobuf.Duration
-	36, // 49: kinference.admin.v1.Candidate.sample_age:type_name -> google.protobuf.Duration
-	36, // 50: kinference.admin.v1.Candidate.predicted_e2e:type_name -> google.protobuf.Duration
-	17, // 51: kinference.admin.v1.Candidate.means:type_name -> kinference.admin.v1.LoadMean
-	35, // 52: kinference.admin.v1.Candidate.labels:type_name -> kinference.admin.v1.Candidate.LabelsEntry
-	1,  // 53: kinference.admin.v1.AdminService.GetCatalog:input_type -> kinference.admin.v1.GetCatalogRequest
-	11, // 54: kinference.admin.v1.AdminService.Status:input_type -> kinference.admin.v1.StatusRequest
-	13, // 55: kinference.admin.v1.AdminService.ListWorkers:input_type -> kinference.admin.v1.ListWorkersRequest
-	23, // 56: kinference.admin.v1.AdminService.Explain:input_type -> kinference.admin.v1.ExplainRequest
-	25, // 57: kinference.admin.v1.AdminService.WatchDecisions:input_type -> kinference.admin.v1.WatchDecisionsRequest
-	27, // 58: kinference.admin.v1.AdminService.Evaluate:input_type -> kinference.admin.v1.EvaluateRequest
-	2,  // 59: kinference.admin.v1.AdminService.GetCatalog:output_type -> kinference.admin.v1.GetCatalogResponse
-	12, // 60: kinference.admin.v1.AdminService.Status:output_type -> kinference.admin.v1.StatusResponse
-	14, // 61: kinference.admin.v1.AdminService.ListWorkers:output_type -> kinference.admin.v1.ListWorkersResponse
-	24, // 62: kinference.admin.v1.AdminService.Explain:output_type -> kinference.admin.v1.ExplainResponse
-	26, // 63: kinference.admin.v1.AdminService.WatchDecisions:output_type -> kinference.admin.v1.WatchDecisionsResponse
-	28, // 64: kinference.admin.v1.AdminService.Evaluate:output_type -> kinference.admin.v1.EvaluateResponse
-	59, // [59:65] is the sub-list for method output_type
-	53, // [53:59] is the sub-list for method input_type
-	53, // [53:53] is the sub-list for extension type_name
-	53, // [53:53] is the sub-list for extension extendee
-	0,  // [0:53] is the sub-list for field type_name
+	32, // 36: kinference.admin.v1.Decision.candidates:type_name -> kinference.admin.v1.Candidate
+	37, // 37: kinference.admin.v1.Decision.actual_ttft:type_name -> google.protobuf.Duration
+	33, // 38: kinference.admin.v1.Decision.verdict:type_name -> kinference.admin.v1.Verdict
+	33, // 39: kinference.admin.v1.Decision.shadow:type_name -> kinference.admin.v1.Verdict
+	31, // 40: kinference.admin.v1.Decision.request:type_name -> kinference.admin.v1.RecordedRequest
+	37, // 41: kinference.admin.v1.Decision.actual_e2e:type_name -> google.protobuf.Duration
+	41, // 42: kinference.admin.v1.Decision.outcome:type_name -> kinference.router.v1.Outcome
+	37, // 43: kinference.admin.v1.Decision.waited:type_name -> google.protobuf.Duration
+	30, // 44: kinference.admin.v1.Decision.thresholds:type_name -> kinference.admin.v1.Threshold
+	37, // 45: kinference.admin.v1.Threshold.window:type_name -> google.protobuf.Duration
+	34, // 46: kinference.admin.v1.RecordedRequest.headers:type_name -> kinference.admin.v1.RecordedRequest.HeadersEntry
+	35, // 47: kinference.admin.v1.RecordedRequest.claims_json:type_name -> kinference.admin.v1.RecordedRequest.ClaimsJsonEntry
+	37, // 48: kinference.admin.v1.Candidate.predicted_ttft:type_name -> google.protobuf.Duration
+	37, // 49: kinference.admin.v1.Candidate.predicted_wait:type_name -> google.protobuf.Duration
+	37, // 50: kinference.admin.v1.Candidate.predicted_prefill:type_name -> google.protobuf.Duration
+	37, // 51: kinference.admin.v1.Candidate.sample_age:type_name -> google.protobuf.Duration
+	37, // 52: kinference.admin.v1.Candidate.predicted_e2e:type_name -> google.protobuf.Duration
+	17, // 53: kinference.admin.v1.Candidate.means:type_name -> kinference.admin.v1.LoadMean
+	36, // 54: kinference.admin.v1.Candidate.labels:type_name -> kinference.admin.v1.Candidate.LabelsEntry
+	1,  // 55: kinference.admin.v1.AdminService.GetCatalog:input_type -> kinference.admin.v1.GetCatalogRequest
+	11, // 56: kinference.admin.v1.AdminService.Status:input_type -> kinference.admin.v1.StatusRequest
+	13, // 57: kinference.admin.v1.AdminService.ListWorkers:input_type -> kinference.admin.v1.ListWorkersRequest
+	23, // 58: kinference.admin.v1.AdminService.Explain:input_type -> kinference.admin.v1.ExplainRequest
+	25, // 59: kinference.admin.v1.AdminService.WatchDecisions:input_type -> kinference.admin.v1.WatchDecisionsRequest
+	27, // 60: kinference.admin.v1.AdminService.Evaluate:input_type -> kinference.admin.v1.EvaluateRequest
+	2,  // 61: kinference.admin.v1.AdminService.GetCatalog:output_type -> kinference.admin.v1.GetCatalogResponse
+	12, // 62: kinference.admin.v1.AdminService.Status:output_type -> kinference.admin.v1.StatusResponse
+	14, // 63: kinference.admin.v1.AdminService.ListWorkers:output_type -> kinference.admin.v1.ListWorkersResponse
+	24, // 64: kinference.admin.v1.AdminService.Explain:output_type -> kinference.admin.v1.ExplainResponse
+	26, // 65: kinference.admin.v1.AdminService.WatchDecisions:output_type -> kinference.admin.v1.WatchDecisionsResponse
+	28, // 66: kinference.admin.v1.AdminService.Evaluate:output_type -> kinference.admin.v1.EvaluateResponse
+	61, // [61:67] is the sub-list for method output_type
+	55, // [55:61] is the sub-list for method input_type
+	55, // [55:55] is the sub-list for extension type_name
+	55, // [55:55] is the sub-list for extension extendee
+	0,  // [0:55] is the sub-list for field type_name
 }
 
 func init() { file_kinference_admin_v1_admin_proto_init() }
@@ -3447,7 +3559,7 @@ func file_kinference_admin_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kinference_admin_v1_admin_proto_rawDesc), len(file_kinference_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   35,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
