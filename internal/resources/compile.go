@@ -213,6 +213,7 @@ func (o Options) compile(objects []*object) *Catalog {
 	c.compilePools()
 	c.compileBackends()
 	c.compilePolicies()
+	c.checkLevels()
 	c.notYet()
 	return c.catalog
 }
@@ -240,6 +241,7 @@ func (c *compiler) alone(o *object) {
 			o.problem(severity(f.Warning), f.Field, f.Message)
 		}
 		if !o.bad {
+			checkPolicyLimits(o, r.Spec.Limits)
 			c.catalog.Policies = append(c.catalog.Policies, p)
 			c.specs[p], c.policies[p] = &r.Spec, o
 		}
@@ -339,7 +341,7 @@ func (c *compiler) compilePool(o *object) *Pool {
 		case !target.bad:
 			weight := weightOf(d)
 			if weight != 1 {
-				c.once("weights", o, index("spec.destinations", i)+".weight", "has no effect yet: weights are those of a policy's select")
+				c.once("weights "+p.Name, o, index("spec.destinations", i)+".weight", "has no effect yet: weights are those of a policy's select")
 			}
 			p.Members = append(p.Members, c.member(target, weight))
 		}
@@ -496,6 +498,18 @@ func (c *compiler) once(what string, o *object, field, msg string) {
 
 // notYet says what is checked but has no effect so far.
 func (c *compiler) notYet() {
+	for _, o := range c.good[v1alpha1.KindInferencePolicy] {
+		for i, r := range o.Object.(*v1alpha1.InferencePolicy).Spec.Rules {
+			if r.Route != nil && r.Route.Objective != "" && r.Route.Objective != v1alpha1.ObjectiveTTFT {
+				c.once("objective "+o.id(), o, index("spec.rules", i)+".route.objective", "has no effect yet: among workers the soonest first token is chosen, as with ttft")
+			}
+		}
+	}
+	for _, o := range c.good[v1alpha1.KindInferenceTenant] {
+		if o.Object.(*v1alpha1.InferenceTenant).Spec.Weight > 1 {
+			o.problem(Warning, "spec.weight", "has no effect yet: requests that wait are served in the order in which they came")
+		}
+	}
 	if list := c.good[v1alpha1.KindInferenceTenant]; len(list) > 0 && !c.catalog.Guarded {
 		c.once(v1alpha1.KindInferenceTenant, list[0], "", "has no effect: without any GatewayBackend the gateway is open to everybody, who are nobody's tenants")
 	}

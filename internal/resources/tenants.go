@@ -23,18 +23,8 @@ func checkTenant(o *object, s *v1alpha1.InferenceTenantSpec) {
 				o.errorf(at+".calendar.timeZone", "unknown time zone %q: use a name such as UTC or Europe/Berlin", abbreviate(l.Calendar.TimeZone))
 			}
 		}
-		for _, other := range s.Limits[:i] {
-			if a, b := measureOf(&l), measureOf(&other); a.comparable(b) {
-				loose, amount := l.Name, b.amount
-				if a.amount < b.amount {
-					loose, amount = other.Name, a.amount
-				}
-				if a.amount == b.amount {
-					o.warnf(at, "is the same limit as %q: remove one", other.Name)
-				} else {
-					o.warnf(at, "%q and %q limit the same, so that %q never holds anything back: the other one allows only %s", other.Name, l.Name, loose, plain(amount))
-				}
-			}
+		for j := range s.Limits[:i] {
+			o.redundant(at, &s.Limits[j], &l)
 		}
 	}
 	seen := map[string]int{}
@@ -45,57 +35,6 @@ func checkTenant(o *object, s *v1alpha1.InferenceTenantSpec) {
 		}
 		seen[identityKey(&id)] = i
 	}
-}
-
-// measure is what a limit counts, and how much it allows.
-type measure struct {
-	// what has the quantity, the time and those who have counts of their own.
-	what   string
-	amount float64
-}
-
-// comparable reports whether one of two limits makes the other one pointless.
-func (m measure) comparable(o measure) bool { return m.what == o.what }
-
-func measureOf(l *v1alpha1.Limit) measure {
-	var quantity string
-	var amount float64
-	set := func(name string, v *int64) {
-		if v != nil {
-			quantity, amount = name, float64(*v)
-		}
-	}
-	switch {
-	case l.Tokens != nil:
-		set("input", l.Tokens.Input)
-		set("cachedInput", l.Tokens.CachedInput)
-		set("output", l.Tokens.Output)
-		set("total", l.Tokens.Total)
-		if w := l.Tokens.Weights; w != nil {
-			quantity += fmt.Sprint(" ", value(w.Input), value(w.CachedInput), value(w.Output))
-		}
-	case l.Concurrency != nil:
-		quantity, amount = "concurrency", float64(*l.Concurrency)
-	case l.Cost != nil:
-		quantity, amount = "cost "+string(l.Cost.Currency), l.Cost.Amount.Float()
-	default:
-		set("requests", l.Requests)
-		set("gpuSeconds", l.GPUSeconds)
-	}
-	when, burst := l.Window.Or(0), l.Burst.Or(l.Window.Or(0))
-	calendar := v1alpha1.Calendar{}
-	if l.Calendar != nil {
-		calendar = *l.Calendar
-	}
-	per := slices.Sorted(slices.Values(l.Per))
-	return measure{fmt.Sprint(quantity, when, burst, calendar, per, l.Shadow), amount}
-}
-
-func value(f *float64) float64 {
-	if f == nil {
-		return 1
-	}
-	return *f
 }
 
 func identityKey(id *v1alpha1.Identity) string {
@@ -170,13 +109,15 @@ func (c *compiler) checkParents(o *object, spec *v1alpha1.InferenceTenantSpec) {
 		}
 		names = append(names, p.GetName())
 	}
-	above := parent.Object.(*v1alpha1.InferenceTenant).Spec.Limits
-	for i := range spec.Limits {
-		for j := range above {
-			a, b := measureOf(&spec.Limits[i]), measureOf(&above[j])
-			if a.comparable(b) && a.amount > b.amount && slices.Contains(above[j].Per, v1alpha1.PerTenant) {
-				o.warnf(index("spec.limits", i), "never holds anything back: limit %q of InferenceTenant %q, which must fit too, allows only %s",
-					above[j].Name, parent.GetName(), plain(b.amount))
+	for p := parent; p != nil; p = c.parent(p) {
+		above := p.Object.(*v1alpha1.InferenceTenant).Spec.Limits
+		for i := range spec.Limits {
+			for j := range above {
+				a, b := measureOf(&spec.Limits[i]), measureOf(&above[j])
+				if a.comparable(b) && a.amount > b.amount && slices.Contains(above[j].Per, v1alpha1.PerTenant) {
+					o.warnf(index("spec.limits", i), "never holds anything back: limit %q of InferenceTenant %q, which must fit too, allows only %s",
+						above[j].Name, p.GetName(), plain(b.amount))
+				}
 			}
 		}
 	}
@@ -226,6 +167,6 @@ func (c *compiler) checkObjectives(o *object, list []v1alpha1.Objective) {
 		}
 	}
 	if len(list) > 0 {
-		c.once("objectives", o, "spec.objectives", "have no effect yet: objectives are not evaluated")
+		c.once("objectives "+o.kind+o.id(), o, "spec.objectives", "have no effect yet: objectives are not evaluated")
 	}
 }
