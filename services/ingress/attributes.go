@@ -16,9 +16,6 @@ import (
 	"github.com/kinference/kinference/services/ingress/internal/proxy"
 )
 
-// qosHeader lets a client ask for less than its class of service.
-const qosHeader = "X-Kinference-Qos"
-
 // classes of service, highest first.
 var classes = []string{"interactive", "batch", "deferrable"}
 
@@ -31,15 +28,19 @@ const (
 
 // attributesOf is what policies may ask about the request.
 func (x *exchange) attributesOf() (*routerv1.Attributes, *openai.Error) {
-	a := &routerv1.Attributes{Qos: classes[0], Endpoint: "ChatCompletions", EstimatedTokens: uint32(prompt.Estimate(&x.req)), Tools: toolNames(x.req.Tools)}
-	if x.req.Route == openai.RouteCompletions {
-		a.Endpoint = "Completions"
+	qos, e := x.qos()
+	if e != nil {
+		return nil, e
 	}
-	if asked := x.r.Header.Get(qosHeader); asked != "" {
-		if !slices.Contains(classes, asked) {
-			return nil, openai.Invalid("", "invalid_qos", "The header "+qosHeader+" must be one of "+strings.Join(classes, ", ")+".")
-		}
-		a.Qos = asked // the highest is everybody's, so it can only lower
+	a := &routerv1.Attributes{Qos: qos, Endpoint: "ChatCompletions", EstimatedTokens: uint32(prompt.Estimate(&x.req)), Tools: toolNames(x.req.Tools), ClaimsJson: x.caller.Claims}
+	if t := x.caller.Tenant; t != nil {
+		a.Tenants = t.Short
+	}
+	switch {
+	case x.messages != nil:
+		a.Endpoint = "Messages"
+	case x.req.Route == openai.RouteCompletions:
+		a.Endpoint = "Completions"
 	}
 	if x.model.ReadsHeaders || x.limits.table.Load().ReadsHeaders() {
 		a.Headers = map[string]string{}

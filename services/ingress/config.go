@@ -35,6 +35,9 @@ type Config struct {
 	// IdleTimeout (of streams, between events) and TotalTimeout bound a worker,
 	// WriteTimeout a client that does not read.
 	ConnectTimeout, FirstByteTimeout, IdleTimeout, TotalTimeout, WriteTimeout time.Duration
+	// PingInterval is how long a stream may send nothing until a comment or a
+	// ping keeps it alive, also before its first content.
+	PingInterval time.Duration
 	// KeepAlive closes idle connections to workers. vLLM does so after 5 s.
 	KeepAlive time.Duration
 	// WorkerConnections is how many idle connections to keep for each worker.
@@ -60,6 +63,16 @@ type Config struct {
 	UsageReplicas    int
 	UsageMaxAge      time.Duration
 	UsageStreamBytes int64
+
+	// TrustedProxyHeader is the header by which a proxy on the same machine or in
+	// the same Pod says whose certificate a client has; empty: none is believed.
+	// TrustDomain is the one that such identities must be of.
+	TrustedProxyHeader, TrustDomain string
+	// RequireBackend serves nobody while there is no GatewayBackend.
+	RequireBackend bool
+	// CacheSaltFile has the secret that cache salts are made with, the same at
+	// every ingress; empty: one of this process alone.
+	CacheSaltFile string
 
 	// LimiterTimeout bounds the wait for the limiter. LimitTTL is when what was
 	// reserved is given back after the death of this process, LimitLeaseTTL when
@@ -96,6 +109,10 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.IntVar(&c.UsageReplicas, "usage-replicas", c.UsageReplicas, "replicas of the stream of usage events, where this process makes it")
 	fs.DurationVar(&c.UsageMaxAge, "usage-max-age", c.UsageMaxAge, "how long the stream keeps usage events, where this process makes it")
 	fs.Int64Var(&c.UsageStreamBytes, "usage-stream-bytes", c.UsageStreamBytes, "bytes of the stream of usage events, where this process makes it")
+	fs.StringVar(&c.TrustedProxyHeader, "trusted-proxy-header", c.TrustedProxyHeader, "header by which a proxy on this machine says whose certificate a client has: l5d-client-id or x-forwarded-client-cert; empty: none is believed")
+	fs.StringVar(&c.TrustDomain, "trust-domain", c.TrustDomain, "trust domain of the identities in that header")
+	fs.BoolVar(&c.RequireBackend, "require-backend", c.RequireBackend, "serve nobody while there is no GatewayBackend, instead of everybody")
+	fs.StringVar(&c.CacheSaltFile, "cache-salt-file", c.CacheSaltFile, "file with the secret that keeps the prefix caches of tenants apart, the same at every ingress; empty: one of this process alone")
 	fs.Int64Var(&c.MaxBody, "max-body", c.MaxBody, "longest request body in bytes")
 	fs.Int64Var(&c.MaxBodies, "max-bodies", c.MaxBodies, "bytes of all request bodies in memory together")
 	fs.IntVar(&c.MaxHeader, "max-header", c.MaxHeader, "longest request header in bytes")
@@ -110,6 +127,7 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.DurationVar(&c.IdleTimeout, "idle-timeout", c.IdleTimeout, "time between two events of a stream")
 	fs.DurationVar(&c.TotalTimeout, "total-timeout", c.TotalTimeout, "time for a whole request")
 	fs.DurationVar(&c.WriteTimeout, "write-timeout", c.WriteTimeout, "time for a client to read what was sent")
+	fs.DurationVar(&c.PingInterval, "ping-interval", c.PingInterval, "time without an event after which a stream sends a comment or a ping, also while it waits for its first one; clients give up after 15s and more")
 	fs.DurationVar(&c.KeepAlive, "keep-alive", c.KeepAlive, "idle time of connections to workers; below the workers' own, which is 5s for vLLM")
 	fs.IntVar(&c.WorkerConnections, "worker-connections", c.WorkerConnections, "idle connections kept for each worker")
 	fs.IntVar(&c.TokenCacheBytes, "token-cache", c.TokenCacheBytes, "bytes of the cache of tokenised prompt prefixes, for each tokenizer")
@@ -121,6 +139,7 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 func (c *Config) defaults() {
 	or(&c.Listen, "127.0.0.1:8080")
 	or(&c.RouterURL, "http://127.0.0.1:7102")
+	or(&c.TrustDomain, "cluster.local")
 	or(&c.LimiterURL, "http://127.0.0.1:7104")
 	or(&c.UsageBytes, 1<<30)
 	or(&c.UsageSync, time.Second)
@@ -145,6 +164,7 @@ func (c *Config) defaults() {
 	or(&c.IdleTimeout, time.Minute)
 	or(&c.TotalTimeout, 30*time.Minute)
 	or(&c.WriteTimeout, 30*time.Second)
+	or(&c.PingInterval, 10*time.Second)
 	or(&c.KeepAlive, 4*time.Second)
 	or(&c.WorkerConnections, 1024)
 	or(&c.TokenCacheBytes, 256<<20)
@@ -172,7 +192,7 @@ func (c *Config) Validate() error {
 		"max-body": c.MaxBody, "max-bodies": c.MaxBodies, "max-header": int64(c.MaxHeader), "max-depth": int64(c.MaxDepth), "max-answer": c.MaxAnswer,
 		"max-event": int64(c.MaxEvent), "max-connection-streams": int64(c.MaxConnectionStreams), "body-timeout": int64(c.BodyTimeout),
 		"route-timeout": int64(c.RouteTimeout), "connect-timeout": int64(c.ConnectTimeout), "first-byte-timeout": int64(c.FirstByteTimeout),
-		"idle-timeout": int64(c.IdleTimeout), "total-timeout": int64(c.TotalTimeout), "write-timeout": int64(c.WriteTimeout), "keep-alive": int64(c.KeepAlive),
+		"idle-timeout": int64(c.IdleTimeout), "total-timeout": int64(c.TotalTimeout), "write-timeout": int64(c.WriteTimeout), "ping-interval": int64(c.PingInterval), "keep-alive": int64(c.KeepAlive),
 		"worker-connections": int64(c.WorkerConnections), "token-cache": int64(c.TokenCacheBytes), "prompt-timeout": int64(c.PromptTimeout), "prompt-retry": int64(c.PromptRetry),
 		"parity-interval": int64(c.ParityInterval), "limiter-timeout": int64(c.LimiterTimeout), "limit-ttl": int64(c.LimitTTL), "limit-lease-ttl": int64(c.LimitLeaseTTL),
 		"limit-replicas": int64(c.LimitReplicas), "usage-bytes": c.UsageBytes, "usage-sync": int64(c.UsageSync), "usage-replicas": int64(c.UsageReplicas),
@@ -182,6 +202,7 @@ func (c *Config) Validate() error {
 			faults = append(faults, fmt.Errorf("%s is negative", name))
 		}
 	}
+	faults = append(faults, c.validateIdentity())
 	if c.MaxBodies < c.MaxBody {
 		faults = append(faults, errors.New("max-bodies is below max-body"))
 	}

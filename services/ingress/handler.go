@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kinference/kinference/internal/anthropic"
 	"github.com/kinference/kinference/internal/openai"
 	"github.com/kinference/kinference/services/ingress/internal/meter"
 )
@@ -24,6 +25,9 @@ func (v *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// It holds for what the server reads after a refusal, too, so it is lifted
 	// only when a whole body is here. Writers without deadlines are those of tests.
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(v.BodyTimeout))
+	client := v.newEdge(w, r)
+	defer client.close()
+	w = client
 	a := v.admit(w, r)
 	if a == nil {
 		return
@@ -33,6 +37,10 @@ func (v *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		v.post(w, r, a, openai.RouteChat)
 	case path == openai.RouteCompletions.Path():
 		v.post(w, r, a, openai.RouteCompletions)
+	case path == pathMessages:
+		v.post(w, r, a, openai.RouteChat)
+	case path == pathCount:
+		v.countTokens(w, r, a)
 	case path == "/v1/models" || strings.HasPrefix(path, "/v1/models/"):
 		w.Header().Set("X-Request-Id", v.requestID(r))
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
@@ -42,7 +50,7 @@ func (v *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		v.models(w, a, strings.TrimPrefix(strings.TrimPrefix(path, "/v1/models"), "/"))
 	default:
 		w.Header().Set("X-Request-Id", v.requestID(r))
-		(&openai.Error{Status: http.StatusNotFound, Type: openai.TypeInvalidRequest, Code: "unknown_url", Message: "There is nothing at this path."}).Write(w)
+		writeError(w, &openai.Error{Status: http.StatusNotFound, Type: openai.TypeInvalidRequest, Code: "unknown_url", Message: "There is nothing at this path."})
 	}
 }
 
@@ -61,6 +69,9 @@ func (v *server) post(w http.ResponseWriter, r *http.Request, a *admission, rout
 	}
 	x := &exchange{server: v, admission: a, w: w, r: r, id: id, unique: meter.NewID(), label: otherModel}
 	x.req.Route = route
+	if a.path == pathMessages {
+		x.messages = &anthropic.Request{}
+	}
 	v.metrics.active.Add(v.ctx, 1)
 	defer func() { // whatever happens, the router's ledger gets its end
 		v.metrics.active.Add(v.ctx, -1)
@@ -79,7 +90,7 @@ func (v *server) post(w http.ResponseWriter, r *http.Request, a *admission, rout
 
 func wrongMethod(w http.ResponseWriter, allowed string) {
 	w.Header().Set("Allow", allowed)
-	(&openai.Error{Status: http.StatusMethodNotAllowed, Type: openai.TypeInvalidRequest, Code: "method_not_allowed", Message: "This path takes " + allowed + " only."}).Write(w)
+	writeError(w, &openai.Error{Status: http.StatusMethodNotAllowed, Type: openai.TypeInvalidRequest, Code: "method_not_allowed", Message: "This path takes " + allowed + " only."})
 }
 
 // requestID is the client's own id if it is a decent one, else a new one.
@@ -117,9 +128,9 @@ func (x *exchange) readBody() (body []byte, release func(), e *openai.Error) {
 				Message: "The request body must be JSON. Send the header Content-Type: application/json."}
 		}
 	}
-	if x.r.ContentLength > x.MaxBody {
+	if x.r.ContentLength > x.maxBody() {
 		x.w.Header().Set("Connection", "close") // rather than read it all
-		return nil, release, openai.TooLarge(x.MaxBody)
+		return nil, release, openai.TooLarge(x.maxBody())
 	}
 
 	// Only what has come counts, so bodies that do not come keep nobody out.
@@ -127,7 +138,7 @@ func (x *exchange) readBody() (body []byte, release func(), e *openai.Error) {
 	if x.bodies.Load()+x.r.ContentLength > x.MaxBodies {
 		return nil, release, full
 	}
-	in := &countedBody{r: http.MaxBytesReader(x.w, x.r.Body, x.MaxBody), all: &x.bodies, limit: x.MaxBodies}
+	in := &countedBody{r: http.MaxBytesReader(connection(x.w), x.r.Body, x.maxBody()), all: &x.bodies, limit: x.MaxBodies}
 	release = func() { x.bodies.Add(-in.n) }
 	var b bytes.Buffer
 	b.Grow(int(min(max(x.r.ContentLength, 0), 64<<10)) + bytes.MinRead)
@@ -142,7 +153,7 @@ func (x *exchange) readBody() (body []byte, release func(), e *openai.Error) {
 		x.w.Header().Set("Connection", "close") // rather than read the rest
 		return nil, release, full
 	case errors.As(err, &large):
-		return nil, release, openai.TooLarge(x.MaxBody)
+		return nil, release, openai.TooLarge(x.maxBody())
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		x.w.Header().Set("Connection", "close")
 		return nil, release, &openai.Error{Status: http.StatusRequestTimeout, Type: openai.TypeInvalidRequest, Code: openai.CodeTimeout, Message: "The request body did not arrive in time."}

@@ -26,7 +26,6 @@ import (
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
 	"github.com/kinference/kinference/services/ingress/internal/catalog"
-	"github.com/kinference/kinference/services/ingress/internal/identity"
 	"github.com/kinference/kinference/services/ingress/internal/parity"
 	"github.com/kinference/kinference/services/ingress/internal/prompt"
 	"github.com/kinference/kinference/services/ingress/internal/proxy"
@@ -44,7 +43,7 @@ type server struct {
 	ctx      context.Context // of Run: logs, metrics, traces; done when draining
 	router   routerv1connect.RouterServiceClient
 	view     atomic.Pointer[catalog.View]
-	identity *identity.Authenticator
+	identity identifying
 	prompts  *prompt.Maker
 	parity   *parity.Checker
 	proxy    *proxy.Proxy
@@ -80,7 +79,7 @@ func (s *Service) Run(ctx context.Context) error {
 	serving, stop := context.WithCancel(reporting)
 	router := rpc.Client(reporting, s.RouterURL, routerv1connect.NewRouterServiceClient)
 	v := &server{
-		Config: s.Config, ctx: ctx, router: router, metrics: m, tracer: daemon.Tracer(ctx), started: time.Now().Unix(), identity: identity.New(),
+		Config: s.Config, ctx: ctx, router: router, metrics: m, tracer: daemon.Tracer(ctx), started: time.Now().Unix(),
 		proxy: proxy.New(proxy.Settings{
 			Connect: s.ConnectTimeout, FirstByte: s.FirstByteTimeout, Idle: s.IdleTimeout, Write: s.WriteTimeout, KeepAlive: s.KeepAlive,
 			PerHost: s.WorkerConnections, MaxEvent: s.MaxEvent, MaxAnswer: s.MaxAnswer,
@@ -106,6 +105,11 @@ func (s *Service) Run(ctx context.Context) error {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer stop()
+	known, err := v.startIdentity(reporting)
+	if err != nil {
+		return err
+	}
+	defer known()
 	metered, err := v.startMetering(reporting)
 	if err != nil {
 		return err
@@ -154,7 +158,9 @@ func (v *server) watch(ctx context.Context) {
 			}
 			v.parity.Watch(view)
 			v.limit(view)
-			if v.view.Swap(view) == nil {
+			before := v.view.Swap(view)
+			v.sayWhoMayCall(before, view)
+			if before == nil {
 				daemon.Ready(v.ctx, v.ctx.Err() == nil)
 			}
 			log.Info("catalog", "version", view.Version, "models", len(view.Models))

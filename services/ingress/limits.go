@@ -1,6 +1,7 @@
 package ingress
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"math"
@@ -184,14 +185,45 @@ func (x *exchange) promptTokens() int64 {
 	return all
 }
 
-// bytesPerToken of text, rather too few.
-const bytesPerToken = 3
+const (
+	// bytesPerToken of text, rather too few.
+	bytesPerToken = 3
+	// mediaTokens of a picture or sound in the body, whatever its bytes.
+	mediaTokens = 1500
+)
 
 func estimatedTokens(r *openai.Request) int {
 	if r.PromptTokens != nil {
 		return len(r.PromptTokens)
 	}
-	return (len(r.Tools)+len(r.Messages)+len(r.Prompt))/bytesPerToken + 1
+	text, media := textBytes(r.Messages)
+	return (len(r.Tools)+text+len(r.Prompt))/bytesPerToken + 1 + media*mediaTokens
+}
+
+// textBytes counts the bytes of messages without those of media, which are
+// base64 strings, and the media.
+func textBytes(messages []byte) (text, media int) {
+	text = len(messages)
+	for _, mark := range []string{";base64,", `"data":"`} {
+		rest := messages
+		for {
+			i := bytes.Index(rest, []byte(mark))
+			if i < 0 {
+				break
+			}
+			rest = rest[i+len(mark):]
+			n := bytes.IndexByte(rest, '"')
+			if n < 0 {
+				break
+			}
+			if bytes.IndexByte(rest[:n], ' ') < 0 && n > mediaTokens { // else it is no media, or no more than its bytes
+				text -= n
+				media++
+			}
+			rest = rest[n:]
+		}
+	}
+	return text, media
 }
 
 func textTokens(v openai.Value) int {
@@ -234,7 +266,9 @@ func (x *exchange) reserve() *openai.Error {
 		c := &l.charges[i]
 		request.Charges[i] = limit.Charge{Bucket: c.Bucket, Amount: c.Reserve(&use, &l.estimate), OnUnavailable: unavailable(c.Limit), Organisation: c.Organisation()}
 	}
+	asked := time.Now()
 	answer, err := x.limits.client.Reserve(x.ctx, request)
+	x.limits.metrics.wait.Record(x.server.ctx, time.Since(asked).Seconds())
 	if err != nil {
 		if x.left() {
 			x.result.Reason = proxy.Canceled
@@ -243,7 +277,7 @@ func (x *exchange) reserve() *openai.Error {
 		}
 		return uncheckable()
 	}
-	limits.OpenAI{}.Levels(x.w.Header(), time.Now(), l.charges, answer.States)
+	x.levels().Levels(x.w.Header(), time.Now(), l.charges, answer.States)
 	x.limits.metrics.decided(x.server.ctx, l.charges, answer)
 	if answer.Granted() {
 		l.held = answer.Reservation
@@ -259,6 +293,9 @@ func (x *exchange) reserve() *openai.Error {
 	}
 	return refusal.OpenAIError(x.w.Header())
 }
+
+// noRetry tells SDKs that the same request would be refused again.
+func (x *exchange) noRetry() { x.w.Header().Set(limits.ShouldRetry, "false") }
 
 // uncheckable is the answer while a limit that then denies cannot be checked.
 func uncheckable() *openai.Error {
@@ -348,14 +385,22 @@ func (x *exchange) choices() int64 { return max(1, x.limited.choices) * int64(ma
 type limitMetrics struct {
 	decisions   metric.Int64Counter
 	settlements metric.Int64Counter
+	wait        metric.Float64Histogram
 	sets        sync.Map // of attributes, by limitWord
 }
+
+// waitBuckets are in seconds: a lease takes microseconds, a trip a millisecond.
+var waitBuckets = []float64{.00001, .00002, .00005, .0001, .0002, .0005, .001, .0015, .002, .005, .01, .025, .05, .1}
 
 type limitWord struct{ owner, limit, outcome string }
 
 func (m *limitMetrics) init(meter metric.Meter) (err error) {
 	if m.decisions, err = meter.Int64Counter("kinference.ingress.limits.decisions", metric.WithUnit("{request}"),
 		metric.WithDescription("Requests by the limits they had to fit, and outcome: allowed, denied, shadow (would have been denied), unavailable (decided without the limiter).")); err != nil {
+		return err
+	}
+	if m.wait, err = meter.Float64Histogram("kinference.ingress.limits.wait", metric.WithUnit("s"), metric.WithDescription("Time that requests with limits waited for them."),
+		metric.WithExplicitBucketBoundaries(waitBuckets...)); err != nil {
 		return err
 	}
 	m.settlements, err = meter.Int64Counter("kinference.ingress.limits.settlements", metric.WithUnit("{request}"),

@@ -133,7 +133,7 @@ func (m *metrics) answered(ctx context.Context, x *exchange) {
 	}
 	set := metric.WithAttributeSet(attribute.NewSet(attribute.String("gen_ai.operation.name", operation), attribute.String("gen_ai.request.model", x.label)))
 	now := time.Now()
-	m.requests.Add(ctx, 1, metric.WithAttributes(attribute.String("route", x.req.Route.Path()), attribute.String("model", x.label), attribute.String("status", strconv.Itoa(x.status)), attribute.String("outcome", x.outcomeWord())))
+	m.requests.Add(ctx, 1, metric.WithAttributes(attribute.String("route", x.path), attribute.String("model", x.label), attribute.String("status", strconv.Itoa(x.status)), attribute.String("outcome", x.outcomeWord())))
 	m.duration.Record(ctx, now.Sub(x.began).Seconds(), set)
 	r := &x.result
 	if r.Sent.IsZero() {

@@ -23,24 +23,28 @@ type modelObject struct {
 // models answers GET /v1/models and, with a name, GET /v1/models/{name}. Names
 // may hold slashes.
 func (v *server) models(w http.ResponseWriter, a *admission, name string) {
-	if a.view == nil {
-		starting().Write(w)
-		return
-	}
 	if name != "" {
-		m := a.model(name)
+		m := a.named(name)
 		if m == nil {
-			openai.ModelNotFound(name).Write(w)
+			writeError(w, openai.ModelNotFound(name))
+			return
+		}
+		if speaksMessages(w) {
+			v.modelPage(w, nil, m, nil)
 			return
 		}
 		writeJSON(w, v.modelObject(m))
 		return
 	}
+	if e, ok := w.(*edge); ok && e.anthropic {
+		v.modelPage(w, e.r.URL.Query(), nil, a.offered())
+		return
+	}
 	list := struct {
 		Object string        `json:"object"`
 		Data   []modelObject `json:"data"`
-	}{"list", make([]modelObject, 0, len(a.models()))}
-	for _, m := range a.models() {
+	}{"list", make([]modelObject, 0, len(a.offered()))}
+	for _, m := range a.offered() {
 		list.Data = append(list.Data, v.modelObject(m))
 	}
 	writeJSON(w, list)
@@ -63,7 +67,7 @@ func (v *server) modelObject(m *catalog.Model) modelObject {
 func writeJSON(w http.ResponseWriter, value any) {
 	body, err := json.Marshal(value)
 	if err != nil { // cannot be: the types above always marshal
-		openai.Server(http.StatusInternalServerError, "", "The answer could not be made.").Write(w)
+		writeError(w, openai.Server(http.StatusInternalServerError, "", "The answer could not be made."))
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")

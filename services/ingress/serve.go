@@ -16,6 +16,7 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/kinference/kinference/internal/anthropic"
 	"github.com/kinference/kinference/internal/daemon"
 	"github.com/kinference/kinference/internal/openai"
 	"github.com/kinference/kinference/internal/rpc"
@@ -54,11 +55,13 @@ type exchange struct {
 	span     trace.Span
 	began    time.Time // when the body was complete
 	req      openai.Request
+	messages *anthropic.Request // what req was made of, for a client of that API
 	model    *catalog.Model
 	prompts  []prompt.Prompt
 	body     []byte // as sent upstream, for bodyFor
 	bodyKind bodyKind
 	bodyIDs  *prompt.Prompt
+	salt     string // of the caller's tenant; empty while the gateway is open
 
 	attributes *routerv1.Attributes // for policies
 	limited    limited
@@ -91,15 +94,16 @@ func (x *exchange) serve() {
 	x.trace()
 	defer x.endSpan()
 	var cancel context.CancelFunc
-	x.ctx, cancel = context.WithTimeoutCause(x.ctx, x.TotalTimeout, proxy.ErrTotal)
+	x.ctx, cancel = context.WithTimeoutCause(x.ctx, x.totalTimeout(), proxy.ErrTotal)
 	defer cancel()
 	if e == nil {
-		e = x.req.Parse(x.req.Route, body, x.MaxDepth)
+		e = x.parse(body)
 	}
 	if e == nil {
 		e = x.resolve()
 	}
 	if e == nil {
+		x.saltCache()
 		x.attributes, e = x.attributesOf()
 	}
 	if e == nil {
@@ -114,6 +118,7 @@ func (x *exchange) serve() {
 		e = x.reserve()
 	}
 	if e == nil {
+		x.begin()
 		e = x.forward()
 	}
 	switch {
@@ -123,7 +128,7 @@ func (x *exchange) serve() {
 		x.leave()
 	default:
 		x.status = e.Status
-		e.Write(x.w)
+		writeError(x.w, e)
 	}
 }
 
@@ -136,18 +141,18 @@ func (x *exchange) left() bool {
 // own side would take no answer for an empty one.
 func (x *exchange) leave() {
 	x.status = statusLeft
-	(&openai.Error{Status: statusLeft, Type: openai.TypeInvalidRequest, Code: "client_closed_request", Message: "The client closed the connection before the answer was there."}).Write(x.w)
+	writeError(x.w, &openai.Error{Status: statusLeft, Type: openai.TypeInvalidRequest, Code: "client_closed_request", Message: "The client closed the connection before the answer was there."})
 }
 
 // trace starts the request's span. A client's own trace is linked, not joined:
 // it may not decide what we sample.
 func (x *exchange) trace() {
 	from := daemon.Propagator.Extract(context.Background(), propagation.HeaderCarrier(x.r.Header))
-	options := []trace.SpanStartOption{trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(attribute.String("http.route", x.req.Route.Path()))}
+	options := []trace.SpanStartOption{trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(attribute.String("http.route", x.path))}
 	if remote := trace.SpanContextFromContext(from); remote.IsValid() {
 		options = append(options, trace.WithLinks(trace.Link{SpanContext: remote}))
 	}
-	x.ctx, x.span = x.tracer.Start(x.r.Context(), "POST "+x.req.Route.Path(), options...)
+	x.ctx, x.span = x.tracer.Start(x.r.Context(), "POST "+x.path, options...)
 }
 
 func (x *exchange) endSpan() {
@@ -166,10 +171,7 @@ func (x *exchange) endSpan() {
 
 // resolve finds the model in the catalog.
 func (x *exchange) resolve() *openai.Error {
-	if x.admission.view == nil {
-		return starting()
-	}
-	if x.model = x.admission.model(x.req.Model); x.model == nil {
+	if x.model = x.named(x.req.Model); x.model == nil {
 		return openai.ModelNotFound(x.req.Model)
 	}
 	x.label = x.model.Name
@@ -192,7 +194,7 @@ func (x *exchange) fits() *openai.Error {
 		return true
 	})
 	if len(left) == 0 && len(x.prompts) > 0 && !x.model.External {
-		return openai.ContextLength(x.req.Route.PromptParam(), longest, tokens, x.req.MaxTokens)
+		return x.contextError(longest, tokens)
 	}
 	x.prompts = left
 	return nil
@@ -259,7 +261,7 @@ func (x *exchange) route(exclude []string) ([]*routerv1.Endpoint, *openai.Error)
 	connection, _ := x.r.Context().Value(connKey{}).(string)
 	request := &routerv1.RouteRequest{
 		RequestId: x.id, Model: x.req.Model, MaxTokens: uint32(x.req.MaxTokens), Connection: connection, Exclude: exclude, Whole: !x.req.Stream,
-		Attributes: x.attributes, Prompts: make([]*routerv1.Prompt, len(x.prompts)),
+		Attributes: x.attributes, Tenant: x.caller.Name(), Pool: x.pool(), Prompts: make([]*routerv1.Prompt, len(x.prompts)),
 	}
 	for i := range x.prompts {
 		p := &x.prompts[i]
@@ -295,6 +297,7 @@ func (x *exchange) route(exclude []string) ([]*routerv1.Endpoint, *openai.Error)
 			return nil, openai.Invalid("", "", "The router refused the request.")
 		case code == connect.CodePermissionDenied:
 			x.routed = before
+			x.noRetry()
 			return nil, rejected(err)
 		case code == connect.CodeResourceExhausted:
 			x.routed = before
@@ -339,6 +342,7 @@ func (x *exchange) attempt(endpoint *routerv1.Endpoint, header http.Header) {
 		URL: strings.TrimRight(endpoint.GetUrl(), "/"), Path: x.req.Route.Path(), Header: header, Body: body, Stream: x.req.Stream,
 		Model: openai.AppendString(nil, x.req.Model), HideUsage: x.req.Stream && !x.req.IncludeUsage,
 		HideRunning: x.req.Stream && !x.req.ContinuousUsage && endpoint.GetProvider() == "", Choices: x.perPrompt(), Prompts: x.req.Prompts, OnUsage: x.measured.progress,
+		Idle:    x.idleTimeout(),
 		OnFirst: func(sinceSent time.Duration) { x.reports.FirstToken(x.id, sinceSent) },
 	})
 	x.limited.gpu = free(time.Now())
@@ -364,8 +368,11 @@ func (x *exchange) bodyFor(endpoint *routerv1.Endpoint) ([]byte, error) {
 	if name != x.req.Model {
 		changes = append(changes, openai.Set(openai.AppendString(nil, name), "model"))
 	}
-	if endpoint.GetProvider() != "" { // it would not know what is the engine's own
+	switch {
+	case endpoint.GetProvider() != "": // it would not know what is the engine's own
 		changes = append(changes, openai.Remove("cache_salt"), openai.Remove("kv_transfer_params"))
+	case x.salt != "":
+		changes = append(changes, openai.Set(openai.AppendString(nil, x.salt), "cache_salt"))
 	}
 	changes = append(changes, x.askForUsage(endpoint.GetProvider() != "")...)
 	if ids != nil {

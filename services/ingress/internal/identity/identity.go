@@ -13,9 +13,19 @@
 package identity
 
 import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
 	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/kinference/kinference/internal/apikey"
+	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/services/ingress/internal/catalog"
 )
 
@@ -93,14 +103,263 @@ func (r *Refusal) Error() string { return r.Code + ": " + r.Message }
 // open is the caller of a gateway that has no GatewayBackend.
 var open = &Caller{Method: Open, QoS: "interactive"}
 
-// Authenticator finds out who calls. Use New.
-type Authenticator struct{}
+var (
+	noBackend = &Refusal{Status: http.StatusNotFound, Code: "unknown_url", Reason: "no_backend", Message: "There is nothing at this host and path."}
+	noTenant  = &Refusal{Status: http.StatusForbidden, Code: "no_tenant", Reason: "no_tenant", Message: "The credential is good, but belongs to no tenant here."}
+	unbounded = &Refusal{Status: http.StatusServiceUnavailable, Code: "tenant_unavailable", Reason: "unbounded", RetryAfter: 5 * time.Second,
+		Message: "The tenant's limits are not known at present. Try again later."}
+	unchecked = &Refusal{Status: http.StatusServiceUnavailable, Code: "authentication_unavailable", Reason: "unavailable", RetryAfter: 5 * time.Second,
+		Message: "Credentials of this kind cannot be checked at present. Try again later."}
+	tooLarge = &Refusal{Status: http.StatusRequestHeaderFieldsTooLarge, Code: "headers_too_large", Reason: "headers", Message: "The headers of the request are too large."}
+	starting = &Refusal{Status: http.StatusServiceUnavailable, Code: "service_unavailable", Reason: "starting", RetryAfter: time.Second,
+		Message: "The gateway is starting. Try again later."}
+)
+
+// Settings of an Authenticator.
+type Settings struct {
+	// Review asks whose ServiceAccount token it is; nil: none is accepted.
+	Review Reviewer
+	// Proxy is trusted to tell who has a client certificate.
+	Proxy Proxy
+	// Closed serves nobody while there is no GatewayBackend.
+	Closed bool
+	// Log gets what is wrong with issuers, never anything of a credential.
+	Log *slog.Logger
+	// Now is the clock; nil: time.Now.
+	Now func() time.Time
+}
+
+// Authenticator finds out who calls. Use New and Close.
+type Authenticator struct {
+	Settings
+	issuers *keySets
+	reviews *reviews
+	tokens  cache[*verified]
+	cancel  context.CancelFunc
+
+	mu  sync.Mutex // held to make a directory
+	dir atomic.Pointer[directory]
+}
 
 // New returns an authenticator.
-func New() *Authenticator { return &Authenticator{} }
-
-// Caller finds out who sends a request. path is the request's without the
-// backend's prefix.
-func (a *Authenticator) Caller(view *catalog.View, r *http.Request) (c *Caller, path string, refusal *Refusal) {
-	return open, r.URL.Path, nil
+func New(ctx context.Context, s Settings) *Authenticator {
+	if s.Now == nil {
+		s.Now = time.Now
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	return &Authenticator{Settings: s, issuers: newKeySets(ctx, s.Log, s.Now), reviews: newReviews(s.Review, s.Now), cancel: cancel}
 }
+
+// Close ends what is under way.
+func (a *Authenticator) Close() {
+	a.cancel()
+	a.issuers.close()
+}
+
+// directory is a view prepared for finding callers.
+type directory struct {
+	view   *catalog.View
+	routes routes
+	// By namespace.
+	keys     map[string]keyring
+	claims   map[string]map[claim]*catalog.Tenant
+	accounts map[string]map[string]*catalog.Tenant
+}
+
+type claim struct{ issuer, name, value string }
+
+// directory returns that of a view. Requests come with the newest one, or the one
+// before it.
+func (a *Authenticator) directory(view *catalog.View) *directory {
+	if d := a.dir.Load(); d != nil && d.view == view {
+		return d
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	old := a.dir.Load()
+	if old != nil && old.view == view {
+		return old
+	}
+	d := newDirectory(view)
+	if old == nil || old.view.Version < view.Version {
+		a.dir.Store(d)
+		uris := map[string]bool{}
+		for _, b := range view.Backends {
+			for _, j := range b.Message.GetJwt() {
+				uris[j.GetJwksUri()] = true
+			}
+		}
+		a.issuers.keep(uris)
+		a.tokens.clear() // issuers and audiences may have changed
+	}
+	return d
+}
+
+func newDirectory(view *catalog.View) *directory {
+	d := &directory{
+		view: view, routes: newRoutes(view.Backends), keys: map[string]keyring{}, claims: map[string]map[claim]*catalog.Tenant{},
+		accounts: map[string]map[string]*catalog.Tenant{},
+	}
+	for _, t := range view.Tenants() {
+		ns := t.Namespace
+		if d.keys[ns] == nil {
+			d.keys[ns], d.claims[ns], d.accounts[ns] = keyring{}, map[claim]*catalog.Tenant{}, map[string]*catalog.Tenant{}
+		}
+		for _, k := range t.Message.GetKeys() {
+			d.keys[ns][k.GetId()] = &keyEntry{t, k}
+		}
+		for _, c := range t.Message.GetClaims() {
+			d.claims[ns][claim{c.GetIssuer(), c.GetName(), c.GetValue()}] = t
+		}
+		for _, name := range t.Message.GetServiceAccounts() {
+			d.accounts[ns][name] = t
+		}
+	}
+	return d
+}
+
+// Clean takes from a request what it must not have, and returns what a trusted
+// proxy says about the client. It comes before anything reads a header.
+func (a *Authenticator) Clean(r *http.Request) (account string, refusal *Refusal) {
+	stripNamed(r.Header)
+	account, refusal = a.Proxy.account(r)
+	strip(r.Header)
+	return account, refusal
+}
+
+// Caller finds out who sends a request, and cleans it first. path is the
+// request's without the backend's prefix. The view is nil before the first one.
+func (a *Authenticator) Caller(view *catalog.View, r *http.Request) (c *Caller, path string, refusal *Refusal) {
+	size := sizeOf(r)
+	account, refusal := a.Clean(r)
+	switch {
+	case refusal != nil:
+		return nil, "", refusal
+	case view == nil:
+		return nil, "", starting
+	case !view.Guarded && !a.Closed:
+		return open, r.URL.Path, nil
+	}
+	d := a.directory(view)
+	b, path := d.routes.find(r.Host, r.URL.Path)
+	if b == nil {
+		return nil, "", noBackend
+	}
+	if b.MaxHeader > 0 && size > b.MaxHeader {
+		return nil, "", tooLarge
+	}
+	c, refusal = a.identify(r, d, b, account)
+	if refusal != nil {
+		return nil, "", refusal
+	}
+	if c.Tenant.Unbounded {
+		return nil, "", unbounded
+	}
+	c.Backend, c.QoS = b, cmp.Or(c.Tenant.Message.GetQos(), b.DefaultQoS)
+	return c, path, nil
+}
+
+// identify finds the tenant by the credential, or where there is none by what
+// stands for it.
+func (a *Authenticator) identify(r *http.Request, d *directory, b *catalog.Backend, account string) (*Caller, *Refusal) {
+	text, refusal := credentialOf(r.Header)
+	switch {
+	case refusal != nil:
+		return nil, refusal
+	case text == "":
+		return absent(d, b, account)
+	case strings.HasPrefix(text, apikey.Prefix):
+		if !b.Message.GetApiKeys() {
+			return nil, because("method")
+		}
+		entry, refusal := d.keys[b.Namespace].find(a.Now(), text)
+		if refusal != nil {
+			return nil, refusal
+		}
+		return &Caller{Tenant: entry.tenant, User: entry.user(), KeyID: entry.key.GetId(), Method: APIKey}, nil
+	}
+	t := parseToken(text)
+	if t == nil {
+		return nil, because("malformed")
+	}
+	for _, issuer := range b.Message.GetJwt() {
+		if issuer.GetIssuer() == t.issuer {
+			return a.byToken(r.Context(), d, b, t, issuer)
+		}
+	}
+	if audience := b.Message.GetServiceAccountAudience(); audience != "" && a.Review != nil {
+		return a.byAccount(r.Context(), d, b, t, audience)
+	}
+	return nil, because("method")
+}
+
+// absent is the caller without a credential: whom the proxy knows, or anybody.
+func absent(d *directory, b *catalog.Backend, account string) (*Caller, *Refusal) {
+	if account != "" && b.Message.GetServiceAccountAudience() != "" {
+		if t := d.accounts[b.Namespace][account]; t != nil {
+			return &Caller{Tenant: t, User: accountUser(account), Method: Mesh}, nil
+		}
+	}
+	if b.Anonymous != nil {
+		return &Caller{Tenant: b.Anonymous, Method: Anonymous}, nil
+	}
+	return nil, missing
+}
+
+// accountUser is the name of a ServiceAccount (namespace/name) as a user.
+func accountUser(account string) string {
+	return "system:serviceaccount:" + strings.Replace(account, "/", ":", 1)
+}
+
+func (a *Authenticator) byAccount(ctx context.Context, d *directory, b *catalog.Backend, t *token, audience string) (*Caller, *Refusal) {
+	account, err := a.reviews.account(ctx, t, audience)
+	switch {
+	case err != nil:
+		return nil, unchecked
+	case account == "":
+		return nil, because("review")
+	}
+	tenant := d.accounts[b.Namespace][account]
+	if tenant == nil {
+		return nil, noTenant
+	}
+	return &Caller{Tenant: tenant, User: accountUser(account), Method: ServiceAccount}, nil
+}
+
+func (a *Authenticator) byToken(ctx context.Context, d *directory, b *catalog.Backend, t *token, issuer *routerv1.JwtIssuer) (*Caller, *Refusal) {
+	now := a.Now()
+	sum := hashOf(strconv.FormatUint(d.view.Version, 10), b.Name, t.text)
+	v, ok := a.tokens.get(now, sum)
+	if !ok {
+		var why string
+		var err error
+		v, why, err = t.verify(ctx, now, issuer, a.issuers.set(issuer.GetJwksUri()))
+		switch {
+		case errors.Is(err, errToken):
+			return nil, because(why)
+		case err != nil:
+			return nil, unchecked
+		}
+		until := now.Add(tokenKept)
+		if v.expires.Before(until) {
+			until = v.expires
+		}
+		a.tokens.put(now, sum, v, until)
+	}
+	var tenant *catalog.Tenant
+	for _, value := range v.tenants {
+		found := d.claims[b.Namespace][claim{t.issuer, issuer.GetTenantClaim(), value}]
+		if found != nil && tenant != nil && found != tenant {
+			return nil, noTenant // a caller has one tenant
+		}
+		tenant = cmp.Or(found, tenant)
+	}
+	if tenant == nil {
+		return nil, noTenant
+	}
+	return &Caller{Tenant: tenant, User: v.user, Method: JWT, Claims: v.claims}, nil
+}
+
+// tokenKept is how long a token that was checked is not checked again: a key that
+// the issuer withdraws counts so much longer.
+const tokenKept = time.Minute

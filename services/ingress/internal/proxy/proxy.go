@@ -109,6 +109,8 @@ type Call struct {
 	// Choices is how many answers each prompt gets, Prompts how many there are; 0
 	// is 1. Where there are several, running usage comes for each by itself.
 	Choices, Prompts int
+	// Idle is the longest time between two reads of a stream; 0: the Proxy's.
+	Idle time.Duration
 	// OnUsage is called when counts have come, and with every chunk of content.
 	// Counts may be openai.Unknown.
 	OnUsage func(prompt, output int)

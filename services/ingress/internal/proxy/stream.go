@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"net/http"
@@ -37,7 +38,7 @@ func (a *attempt) stream(w http.ResponseWriter, resp *http.Response) {
 			return
 		}
 		if a.r.Committed && !s.failed {
-			a.arm(a.p.set.Idle, errIdle)
+			a.arm(cmp.Or(a.c.Idle, a.p.set.Idle), errIdle)
 		}
 		if err := s.events.Fill(); err != nil {
 			s.ended(err)
