@@ -110,11 +110,10 @@ type Overlap struct {
 	CPUBlocks int
 }
 
-// Block is one block as the index sees it.
+// Block is what one of a worker's engine hashes stands for.
 type Block struct {
 	Medium Medium
 	Group  int
-	Engine uint64
 	Hash   kvhash.Hash
 	Copies int
 }

@@ -123,20 +123,20 @@ func (c chooser) step(indexes ...kvindex.Index) {
 	}
 }
 
-// hashes is a sequence of own hashes that some worker holds, and some that none does.
-func (c chooser) hashes(x kvindex.Index) []kvhash.Hash {
+// hashes is a prompt: up to a block that some worker holds, and maybe a block or more
+// that none does.
+func (c chooser) hashes(x *ref.Index) []kvhash.Hash {
 	var all []kvhash.Hash
 	for _, w := range workers {
 		x.Blocks(w, func(b kvindex.Block) bool { all = append(all, b.Hash); return true })
 	}
 	slices.Sort(all)
 	var out []kvhash.Hash
-	for range c(6) {
-		if len(all) == 0 || c.oneIn(20) {
-			out = append(out, kvhash.Hash(c(100)))
-		} else {
-			out = append(out, all[c(len(all))])
-		}
+	if len(all) > 0 && !c.oneIn(20) {
+		out = x.Chain(all[c(len(all))])
+	}
+	for range c(3) {
+		out = append(out, kvhash.Hash(c(100)))
 	}
 	return out
 }
@@ -157,7 +157,7 @@ func view(x kvindex.Index, queries [][]kvhash.Hash) any {
 		w.Stats, w.Known = x.Stats(name)
 		x.Blocks(name, func(b kvindex.Block) bool { w.Blocks = append(w.Blocks, b); return true })
 		slices.SortFunc(w.Blocks, func(a, b kvindex.Block) int {
-			return cmp.Or(cmp.Compare(a.Medium, b.Medium), cmp.Compare(a.Group, b.Group), cmp.Compare(a.Engine, b.Engine))
+			return cmp.Or(cmp.Compare(a.Medium, b.Medium), cmp.Compare(a.Group, b.Group), cmp.Compare(a.Hash, b.Hash), cmp.Compare(a.Copies, b.Copies))
 		})
 		v.Workers = append(v.Workers, w)
 	}
@@ -172,7 +172,7 @@ func view(x kvindex.Index, queries [][]kvhash.Hash) any {
 }
 
 // check compares two indexes.
-func check(t *testing.T, c chooser, got, want kvindex.Index) {
+func check(t *testing.T, c chooser, got kvindex.Index, want *ref.Index) {
 	t.Helper()
 	var queries [][]kvhash.Hash
 	for range 4 {

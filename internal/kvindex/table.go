@@ -1,143 +1,100 @@
 package kvindex
 
 import (
+	"iter"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/kinference/kinference/internal/kvhash"
 	"github.com/kinference/kinference/internal/vllm"
 )
 
-const numShards = 64
-
-// Table is an Index in plain maps: the blocks with the set of workers that
-// hold each, in shards that are locked one at a time, and per worker what its
-// engine's hashes mean.
+// Table is an Index in a few large arrays (block.go, state.go): a block costs some 31
+// bytes whoever holds it, and a look-up some dozen probes however long the prompt is.
 //
-// A column is one main attention group of one worker; nearly every worker has
-// one. A hit needs the block in all main groups, so a worker's overlap is the
-// least of its columns'.
-//
-// Locks are taken in the order worker, columns, shard.
+// A column is one main attention group of one worker; nearly every worker has one.
+// Blocks know which columns hold them.
 type Table struct {
-	shards [numShards]shard
+	blocks blocks
+	states states
+	view   atomic.Pointer[view]
 
-	mu      sync.RWMutex
+	mu      sync.Mutex // of writers; guards all but what readers use atomically
 	workers map[string]*worker
 	columns []column
 	free    []int // unused columns
+	dead    []dead
+	cursor  cursor
+	gone    set      // the dead columns
+	swept   []uint32 // one more than the number of each state without them; 0: not known yet
 }
 
 var _ Index = (*Table)(nil)
 
-type shard struct {
-	mu     sync.RWMutex
-	blocks map[kvhash.Hash]holders
+type column struct {
+	name   string // of the worker
+	w      *worker
+	size   int // of the blocks it matches; 0: none
+	others []int
+	holes  *atomic.Int64
+	// more counts the following blocks that a column holds beside the first, where a
+	// conversation has branches: by block and plane.
+	more map[uint64]uint32
 }
 
-// holders tells which columns hold a block.
-type holders struct{ gpu, cpu set }
+// dead is a column whose bits must be swept out before it can be used again.
+type dead struct {
+	column int
+	since  cursor
+}
 
-type column struct {
-	w     *worker // nil: unused
-	group int
-	// blockSize that the column matches; 0 for none.
-	blockSize int
+// cursor is where the sweep is.
+type cursor struct {
+	round   int
+	segment int
+	local   uint32
 }
 
 // New returns an empty table.
 func New() *Table {
 	t := &Table{workers: map[string]*worker{}}
-	for i := range t.shards {
-		t.shards[i].blocks = map[kvhash.Hash]holders{}
-	}
+	t.states.start()
+	t.publish()
 	return t
 }
 
-func (t *Table) shard(h kvhash.Hash) *shard { return &t.shards[h%numShards] }
-
-// mark adds the column to the holders of h. Storage is not matched, so it has
-// no holders.
-func (t *Table) mark(h kvhash.Hash, m Medium, col int) {
-	if m == Storage {
-		return
-	}
-	s := t.shard(h)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	b := s.blocks[h]
-	if m == GPU {
-		b.gpu.add(col)
-	} else {
-		b.cpu.add(col)
-	}
-	s.blocks[h] = b
-}
-
-// unmark is the inverse of mark.
-func (t *Table) unmark(h kvhash.Hash, m Medium, col int) {
-	if m == Storage {
-		return
-	}
-	s := t.shard(h)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	b, ok := s.blocks[h]
-	if !ok {
-		return
-	}
-	if m == GPU {
-		b.gpu.remove(col)
-	} else {
-		b.cpu.remove(col)
-	}
-	if b.gpu.empty() && b.cpu.empty() {
-		delete(s.blocks, h)
-		return
-	}
-	s.blocks[h] = b
-}
-
-// lock returns the worker with its lock held, and makes it if add is set; nil
-// if there is none or no room for another.
-func (t *Table) lock(name string, add bool) *worker {
-	for {
-		t.mu.RLock()
-		w := t.workers[name]
-		t.mu.RUnlock()
-		if w == nil && add {
-			w = t.add(name)
+// publish shows the columns to readers.
+func (t *Table) publish() {
+	v := &view{columns: slices.Clone(t.columns), sizes: map[int]*set{}}
+	for i := range v.columns {
+		c := &v.columns[i]
+		if c.size == 0 {
+			continue
 		}
-		if w == nil {
-			return nil
+		s := v.sizes[c.size]
+		if s == nil {
+			s = new(set)
+			v.sizes[c.size] = s
 		}
-		w.mu.Lock()
-		if !w.removed {
-			return w
+		s.add(i)
+		for _, other := range c.w.columns {
+			if other != i && t.columns[other].size == c.size {
+				c.others = append(c.others, other)
+			}
 		}
-		w.mu.Unlock() // removed between the look-up and the lock
 	}
+	t.view.Store(v)
 }
 
-func (t *Table) add(name string) *worker {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	w := t.workers[name]
-	if w == nil && len(t.workers) < MaxWorkers {
-		w = &worker{table: t, name: name, groups: map[int]*group{}}
-		t.workers[name] = w
+// open returns a column for a group of w; ok is false if there are too many.
+func (t *Table) open(w *worker, size int) (col int, ok bool) {
+	if len(t.free) == 0 && len(t.columns) == MaxWorkers {
+		t.sweep(1 << 32)
 	}
-	return w
-}
-
-// openColumn returns a column for a group of w; ok is false if there are too many.
-func (t *Table) openColumn(w *worker, group, blockSize int) (col int, ok bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	c := column{w: w, group: group, blockSize: blockSize}
+	c := column{name: w.name, w: w, size: size, holes: new(atomic.Int64)}
 	if n := len(t.free); n > 0 {
-		col = t.free[n-1]
-		t.free = t.free[:n-1]
+		col, t.free = t.free[n-1], t.free[:n-1]
 		t.columns[col] = c
 	} else if col = len(t.columns); col < MaxWorkers {
 		t.columns = append(t.columns, c)
@@ -145,29 +102,222 @@ func (t *Table) openColumn(w *worker, group, blockSize int) (col int, ok bool) {
 		return 0, false
 	}
 	w.columns = append(w.columns, col)
+	t.publish()
 	return col, true
 }
 
-// resize sets what block size a column matches; 0 hides it.
-func (t *Table) resize(col, blockSize int) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.columns[col].blockSize = blockSize
+// retire takes a column out of use.
+func (t *Table) retire(w *worker, col int) {
+	t.columns[col] = column{}
+	w.columns = slices.DeleteFunc(w.columns, func(c int) bool { return c == col })
+	t.dead = append(t.dead, dead{col, t.cursor})
+	t.swept = nil
+	t.publish()
 }
 
-// closeColumn gives an empty column back.
-func (t *Table) closeColumn(w *worker, col int) {
+// sweep looks at some blocks and takes the dead columns out of them.
+func (t *Table) sweep(blocks int) {
+	c := &t.cursor
+	for ; len(t.dead) > 0 && blocks > 0; blocks-- {
+		if s := &t.blocks.segments[c.segment]; c.local < s.last {
+			c.local++
+			t.clean(newRef(c.segment, c.local))
+		} else if c.local, c.segment = 0, c.segment+1; c.segment == len(t.blocks.segments) {
+			c.segment, c.round = 0, c.round+1
+		}
+		for len(t.dead) > 0 && t.dead[0].since.passed(c) {
+			t.free = append(t.free, t.dead[0].column)
+			t.dead = t.dead[1:]
+		}
+	}
+}
+
+// passed tells whether a sweep that is at now has seen everything since c.
+func (c cursor) passed(now *cursor) bool {
+	return now.round > c.round+1 || now.round == c.round+1 && (now.segment > c.segment || now.segment == c.segment && now.local >= c.local)
+}
+
+// clean takes the dead columns out of a block.
+func (t *Table) clean(r ref) {
+	b := t.blocks.at(r)
+	if b.state == 0 {
+		return
+	}
+	if t.swept == nil {
+		gone := set{}
+		for _, d := range t.dead {
+			gone.add(d.column)
+		}
+		t.swept, t.gone = make([]uint32, len(t.states.refs)), gone
+	}
+	if int(b.state) >= len(t.swept) {
+		t.swept = append(t.swept, make([]uint32, len(t.states.refs)-len(t.swept))...)
+	}
+	to := t.swept[b.state] - 1
+	if to == unknown {
+		to = t.states.without(b.state, &t.gone)
+		t.swept[b.state] = to + 1
+	}
+	if to != b.state {
+		t.turn(r, b, to)
+	}
+}
+
+// unknown is what t.swept says of a state that has not been seen.
+const unknown = 1<<32 - 1
+
+// turn gives a block another state; a block of nobody goes.
+func (t *Table) turn(r ref, b *block, to uint32) {
+	t.states.count(b.state, to)
+	atomic.StoreUint32(&b.state, to)
+	if to == 0 {
+		t.blocks.remove(r)
+	}
+}
+
+// change moves a column into and out of sets of a block.
+func (t *Table) change(r ref, col int, enter, leave uint8) {
+	b := t.blocks.at(r)
+	to, holes := t.states.move(b.state, col, enter, leave)
+	if holes > 0 { // readers must know before they can see it
+		t.columns[col].holes.Add(int64(holes))
+	}
+	t.turn(r, b, to)
+	if holes < 0 {
+		t.columns[col].holes.Add(int64(holes))
+	}
+}
+
+func planeOf(m Medium) plane {
+	if m == GPU {
+		return inGPU
+	}
+	return inCPU
+}
+
+// enter adds a column to those that hold a block in a medium, which it did not.
+func (t *Table) enter(r ref, col int, m Medium, before before) {
+	b := t.blocks.at(r)
+	s := t.states.get(b.state)
+	if len(s.any.words) == 0 { // nobody holds it, so that it may not be known what it follows
+		parent := ref(0)
+		if before.first {
+			parent = start
+		} else if before.own != 0 {
+			if parent = t.blocks.find(before.own); parent == 0 {
+				parent = t.blocks.add(before.own)
+			}
+		}
+		b.follow(parent)
+	}
+	parent := b.parent()
+	if parent == 0 {
+		// A hole before this block would not be seen: the column is followed block by
+		// block until it is cleared.
+		t.columns[col].holes.Add(1)
+	}
+	gained := uint8(0)
+	if m == GPU {
+		gained = nextGPU.bit()
+	}
+	if !s.any.has(col) {
+		gained |= nextAny.bit()
+	}
+	t.change(r, col, planeOf(m).bit(), 0)
+	t.gain(parent, col, gained)
+}
+
+// leave is the inverse of enter.
+func (t *Table) leave(r ref, col int, m Medium) {
+	b := t.blocks.at(r)
+	s := t.states.get(b.state)
+	parent := b.parent()
+	lost := uint8(0)
+	if m == GPU {
+		lost = nextGPU.bit()
+	}
+	if other := inGPU + inCPU - planeOf(m); !s.in(other, col) {
+		lost |= nextAny.bit()
+	}
+	t.change(r, col, 0, planeOf(m).bit())
+	t.lose(parent, col, lost)
+}
+
+// gain notes that a column holds one more block that follows r.
+func (t *Table) gain(r ref, col int, gained uint8) {
+	if r == 0 || r == start || gained == 0 {
+		return
+	}
+	s := t.states.get(t.blocks.at(r).state)
+	for p := nextGPU; p <= nextAny; p++ {
+		if gained&p.bit() != 0 && s.in(p, col) {
+			c := &t.columns[col]
+			if c.more == nil {
+				c.more = map[uint64]uint32{}
+			}
+			c.more[moreKey(r, p)]++
+			gained &^= p.bit()
+		}
+	}
+	if gained != 0 {
+		t.change(r, col, gained, 0)
+	}
+}
+
+// lose is the inverse of gain.
+func (t *Table) lose(r ref, col int, lost uint8) {
+	if r == 0 || r == start || lost == 0 {
+		return
+	}
+	c := &t.columns[col]
+	for p := nextGPU; p <= nextAny && len(c.more) > 0; p++ {
+		k := moreKey(r, p)
+		switch n := c.more[k]; {
+		case lost&p.bit() == 0 || n == 0:
+			continue
+		case n == 1:
+			delete(c.more, k)
+		default:
+			c.more[k] = n - 1
+		}
+		lost &^= p.bit()
+	}
+	if lost != 0 {
+		t.change(r, col, 0, lost)
+	}
+}
+
+func moreKey(r ref, p plane) uint64 { return uint64(r)<<2 | uint64(p) }
+
+// begin starts an operation of a writer, who calls the result at its end. It does a
+// little of the sweeping, so that nobody waits for all of it.
+func (t *Table) begin() (end func()) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.columns[col] = column{}
-	t.free = append(t.free, col)
-	w.columns = slices.DeleteFunc(w.columns, func(c int) bool { return c == col })
+	if t.states.collect() {
+		t.swept = nil
+	}
+	t.sweep(sweepStep)
+	return t.mu.Unlock
+}
+
+// sweepStep is how many blocks are swept at a time: some ten microseconds.
+const sweepStep = 4096
+
+// worker returns the worker, and makes it if add is set; nil if there is none or no
+// room for another.
+func (t *Table) worker(name string, add bool) *worker {
+	w := t.workers[name]
+	if w == nil && add && len(t.workers) < MaxWorkers {
+		w = &worker{table: t, name: name, groups: map[int]*group{}}
+		t.workers[name] = w
+	}
+	return w
 }
 
 // Configure implements Index.
 func (t *Table) Configure(worker string, o Options) {
-	if w := t.lock(worker, true); w != nil {
-		defer w.mu.Unlock()
+	defer t.begin()()
+	if w := t.worker(worker, true); w != nil {
 		w.options = o
 	}
 }
@@ -175,47 +325,44 @@ func (t *Table) Configure(worker string, o Options) {
 // Apply implements Index.
 func (t *Table) Apply(worker string, b *vllm.Batch) Result {
 	r := Result{Events: len(b.Events)}
-	w := t.lock(worker, true)
+	defer t.begin()()
+	w := t.worker(worker, true)
 	if w == nil {
 		r.Skipped[SkipCapacity] = len(b.Events)
 		return r
 	}
-	defer w.mu.Unlock()
 	for i := range b.Events {
 		w.apply(&b.Events[i], &r)
 	}
 	return r
 }
 
-// Clear implements Index.
+// Clear implements Index. What the worker held is hidden when it returns, and its
+// memory comes back with the next operations.
 func (t *Table) Clear(worker string) {
-	if w := t.lock(worker, false); w != nil {
-		defer w.mu.Unlock()
+	defer t.begin()()
+	if w := t.worker(worker, false); w != nil {
 		w.clear(new(Result))
 	}
 }
 
 // Remove implements Index.
 func (t *Table) Remove(worker string) {
-	w := t.lock(worker, false)
-	if w == nil {
-		return
+	defer t.begin()()
+	if w := t.worker(worker, false); w != nil {
+		w.clear(new(Result))
+		delete(t.workers, worker)
 	}
-	defer w.mu.Unlock()
-	w.clear(new(Result))
-	w.removed = true
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.workers, worker)
 }
 
 // Stats implements Index.
 func (t *Table) Stats(worker string) (Stats, bool) {
-	w := t.lock(worker, false)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	w := t.workers[worker]
 	if w == nil {
 		return Stats{}, false
 	}
-	defer w.mu.Unlock()
 	s := Stats{Orphans: len(w.orphans), Blocks: w.blocks}
 	least := -1
 	for n, g := range w.groups {
@@ -228,15 +375,28 @@ func (t *Table) Stats(worker string) (Stats, bool) {
 
 // Blocks implements Index.
 func (t *Table) Blocks(worker string, yield func(Block) bool) {
-	w := t.lock(worker, false)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	w := t.workers[worker]
 	if w == nil {
 		return
 	}
-	defer w.mu.Unlock()
 	for n, g := range w.groups {
-		for m := range g.media {
-			for engine, b := range g.media[m].blocks {
-				if !yield(Block{Medium: Medium(m), Group: n, Engine: engine, Hash: b.own, Copies: int(b.copies)}) {
+		for m := range numMedia {
+			md := &g.media[m]
+			for _, x := range md.odd {
+				if !yield(Block{Medium: m, Group: n, Hash: x.own, Copies: int(x.copies)}) {
+					return
+				}
+			}
+			if m == Storage || md.hashes == len(md.odd) {
+				continue
+			}
+			for own := range t.plain(g.column, planeOf(m)) {
+				if n, listed := md.names[own]; listed && !n.plain {
+					continue
+				}
+				if !yield(Block{Medium: m, Group: n, Hash: own, Copies: 1}) {
 					return
 				}
 			}
@@ -244,96 +404,16 @@ func (t *Table) Blocks(worker string, yield func(Block) bool) {
 	}
 }
 
-// scratch is the working memory of one Match.
-type scratch struct {
-	gpu, any []uint64 // columns that hold every block so far
-	depth    []depth  // by column
-}
-
-type depth struct{ gpu, any int }
-
-var scratches = sync.Pool{New: func() any { return new(scratch) }}
-
-// Match implements Index. It ends with the first block that no worker holds
-// behind all those before it.
-func (t *Table) Match(dst []Overlap, blockSize int, hashes []kvhash.Hash) []Overlap {
-	if blockSize < 1 || len(hashes) == 0 {
-		return dst
-	}
-	s := scratches.Get().(*scratch)
-	defer scratches.Put(s)
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	s.start(t.columns, blockSize)
-	t.walk(s, hashes)
-	for k := range s.any {
-		each(s.gpu[k], k, func(c int) { s.depth[c].gpu = len(hashes) })
-		each(s.any[k], k, func(c int) { s.depth[c].any = len(hashes) })
-	}
-	for i := range t.columns {
-		c := &t.columns[i]
-		if c.w == nil || c.blockSize != blockSize || s.depth[i].any == 0 {
-			continue
-		}
-		d := s.depth[i]
-		first := true
-		for _, other := range c.w.columns {
-			if other != i && t.columns[other].blockSize == blockSize {
-				first = first && i < other // the worker is listed once
-				d.gpu = min(d.gpu, s.depth[other].gpu)
-				d.any = min(d.any, s.depth[other].any)
+// plain lists the blocks that a column holds.
+func (t *Table) plain(col int, p plane) iter.Seq[kvhash.Hash] {
+	return func(yield func(kvhash.Hash) bool) {
+		for i := range t.blocks.segments {
+			s := &t.blocks.segments[i]
+			for local := uint32(1); local <= s.last; local++ {
+				if b := s.at(local); b.state != 0 && t.states.get(b.state).in(p, col) && !yield(b.own()) {
+					return
+				}
 			}
-		}
-		if first && d.any > 0 {
-			dst = append(dst, Overlap{Worker: c.w.name, GPUBlocks: d.gpu, CPUBlocks: d.any})
-		}
-	}
-	return dst
-}
-
-// start selects the columns of a block size.
-func (s *scratch) start(columns []column, blockSize int) {
-	words := (len(columns) + 63) / 64
-	s.gpu, s.any = zeroed(s.gpu, words), zeroed(s.any, words)
-	s.depth = zeroed(s.depth, len(columns))
-	for i := range columns {
-		if columns[i].blockSize == blockSize {
-			s.any[i/64] |= 1 << (i % 64)
-		}
-	}
-	copy(s.gpu, s.any)
-}
-
-func zeroed[T any](s []T, n int) []T {
-	s = slices.Grow(s[:0], n)[:n]
-	clear(s)
-	return s
-}
-
-// walk notes for each column at which block it drops out.
-func (t *Table) walk(s *scratch, hashes []kvhash.Hash) {
-	for i, h := range hashes {
-		sh := t.shard(h)
-		sh.mu.RLock()
-		b := sh.blocks[h]
-		alive := uint64(0)
-		// The words are read under the lock: a writer changes them in place.
-		for k := range s.any {
-			gpu := b.gpu.word(k)
-			if lost := s.gpu[k] &^ gpu; lost != 0 {
-				each(lost, k, func(c int) { s.depth[c].gpu = i })
-				s.gpu[k] &= gpu
-			}
-			both := gpu | b.cpu.word(k)
-			if lost := s.any[k] &^ both; lost != 0 {
-				each(lost, k, func(c int) { s.depth[c].any = i })
-				s.any[k] &= both
-			}
-			alive |= s.any[k]
-		}
-		sh.mu.RUnlock()
-		if alive == 0 {
-			return
 		}
 	}
 }

@@ -1,21 +1,15 @@
 package kvindex
 
 import (
-	"sync"
-
 	"github.com/kinference/kinference/internal/kvhash"
 	"github.com/kinference/kinference/internal/vllm"
 )
 
-// worker is what the table knows of one worker.
+// worker is what the table knows of one worker. The table's writers change it.
 type worker struct {
-	table *Table
-	name  string
-	// columns are in use by main groups; guarded by table.mu.
-	columns []int
-
-	mu      sync.Mutex // guards all below; held while events are applied
-	removed bool
+	table   *Table
+	name    string
+	columns []int // in use by main groups
 	options Options
 	groups  map[int]*group
 	blocks  [numMedia]int
@@ -35,17 +29,29 @@ type group struct {
 	media     [numMedia]medium
 }
 
-// medium translates the engine's hashes for one medium of a group.
+// medium is what a group holds in one medium.
+//
+// An engine's hash stands for one block, and nearly always the other way round; there
+// is one copy; and all engines with the same settings give a block the same hash. Such
+// a block is plain: the column's bit at the block that is found by the engine's hash
+// says all. Everything else is odd and listed here.
 type medium struct {
-	blocks map[uint64]block
-	// own counts the engine hashes that stand for an own hash: usually one. The
-	// block is held until all of them are gone.
-	own map[kvhash.Hash]int32
+	odd map[uint64]odd
+	// names counts the odd hashes of each own hash, and whether a plain one stands for
+	// it too. A block without odd hashes is not in it.
+	names map[kvhash.Hash]names
+	// hashes that are held, and blocks.
+	hashes, blocks int
 }
 
-type block struct {
+type odd struct {
 	own    kvhash.Hash
 	copies int32
+}
+
+type names struct {
+	odd   int32
+	plain bool
 }
 
 // apply applies one event.
@@ -84,7 +90,6 @@ func (w *worker) accept(e *vllm.Event, r *Result) (g *group, m Medium, ok bool) 
 	if !e.IsMainAttention() && g.main {
 		// Known better now: whatever was stored without a kind must go.
 		g.drop(w, r)
-		g.close(w)
 		g.main = false
 	}
 	if !g.main {
@@ -110,15 +115,12 @@ func (w *worker) accept(e *vllm.Event, r *Result) (g *group, m Medium, ok bool) 
 	case e.BlockSize > g.blockSize:
 		// What was stored so far were parts of blocks.
 		g.drop(w, r)
-		if g.column < 0 {
-			if g.column, ok = w.table.openColumn(w, n, e.BlockSize); !ok {
-				g.column = -1
-				r.Skipped[SkipCapacity]++
-				return g, m, false
-			}
+		column, ok := w.table.open(w, e.BlockSize)
+		if !ok {
+			r.Skipped[SkipCapacity]++
+			return g, m, false
 		}
-		g.blockSize = e.BlockSize
-		w.table.resize(g.column, g.blockSize)
+		g.column, g.blockSize = column, e.BlockSize
 	}
 	return g, m, true
 }
@@ -126,14 +128,14 @@ func (w *worker) accept(e *vllm.Event, r *Result) (g *group, m Medium, ok bool) 
 // store adds the blocks of an accepted event, and of orphans that waited for them.
 // wait tells whether the event may wait for its parent.
 func (w *worker) store(g *group, m Medium, e *vllm.Event, wait bool, r *Result) {
-	var parent kvhash.Hash
+	var parent kvhash.Hash // of what follows
+	known := false         // that it is a block
 	switch {
 	case e.BlockSize == 0:
 	case isFirst(e):
 		parent = root(e)
 	default:
-		var ok bool
-		if parent, ok = g.find(m, e.Parent); !ok {
+		if parent, known = w.find(g, m, e.Parent); !known {
 			if wait {
 				w.adopt(e, r)
 			} else {
@@ -144,15 +146,19 @@ func (w *worker) store(g *group, m Medium, e *vllm.Event, wait bool, r *Result) 
 	}
 	var found []uint64 // blocks that orphans wait for
 	var full, unresolved bool
+	prev := before{first: !known && e.BlockSize > 0}
+	if known {
+		prev.own = parent
+	}
 	for i, engine := range e.Hashes {
-		own, known := kvhash.Hash(0), false
+		own, copied := kvhash.Hash(0), false
 		if m != GPU {
 			// A copy of what the GPU holds or held. Such events lack extra keys, so
 			// the hash that is known is better than one from their tokens.
-			own, known = g.find(GPU, engine)
+			own, copied = w.find(g, GPU, engine)
 		}
 		switch {
-		case known:
+		case copied:
 		case e.BlockSize == 0:
 			unresolved = true
 			continue
@@ -160,9 +166,12 @@ func (w *worker) store(g *group, m Medium, e *vllm.Event, wait bool, r *Result) 
 			own = next(parent, e, i)
 		}
 		parent = own
-		if !w.put(g, m, engine, own, r) {
+		if !w.put(g, m, engine, own, prev, r) {
 			full = true
 			break // what follows would be a chain with a hole
+		}
+		if e.BlockSize > 0 {
+			prev = before{own: own}
 		}
 		if len(w.orphans) > 0 && w.waits(groupOf(e), engine) >= 0 {
 			found = append(found, engine)
@@ -179,79 +188,179 @@ func (w *worker) store(g *group, m Medium, e *vllm.Event, wait bool, r *Result) 
 	}
 }
 
-// find translates an engine's hash, looking in medium m first.
-func (g *group) find(m Medium, engine uint64) (kvhash.Hash, bool) {
-	if b, ok := g.media[m].blocks[engine]; ok {
-		return b.own, true
+// before is the block before another one: a hash, the start of a sequence, or not known.
+type before struct {
+	own   kvhash.Hash
+	first bool
+}
+
+// held tells what an engine's hash stands for in a medium, and where the block is if it
+// is a plain one.
+func (w *worker) held(g *group, m Medium, engine uint64) (x odd, plain ref, ok bool) {
+	md := &g.media[m]
+	if x, ok = md.odd[engine]; ok || m == Storage || md.hashes == 0 {
+		return x, 0, ok
 	}
-	for m := range g.media {
-		if b, ok := g.media[m].blocks[engine]; ok {
-			return b.own, true
+	at := w.table.blocks.byEngine(engine)
+	if at == 0 {
+		return x, 0, false
+	}
+	b := w.table.blocks.at(at)
+	if !w.table.states.get(b.state).in(planeOf(m), g.column) {
+		return x, 0, false
+	}
+	if len(md.names) > 0 {
+		if n, listed := md.names[b.own()]; listed && !n.plain {
+			return x, 0, false
+		}
+	}
+	return odd{b.own(), 1}, at, true
+}
+
+// find translates an engine's hash, looking in medium m first.
+func (w *worker) find(g *group, m Medium, engine uint64) (kvhash.Hash, bool) {
+	if x, _, ok := w.held(g, m, engine); ok {
+		return x.own, true
+	}
+	for other := range numMedia {
+		if x, _, ok := w.held(g, other, engine); ok && other != m {
+			return x.own, true
 		}
 	}
 	return 0, false
 }
 
 // put adds one copy of a block; false if there is no room.
-func (w *worker) put(g *group, m Medium, engine uint64, own kvhash.Hash, r *Result) bool {
+func (w *worker) put(g *group, m Medium, engine uint64, own kvhash.Hash, prev before, r *Result) bool {
 	md := &g.media[m]
-	b, ok := md.blocks[engine]
+	x, plain, ok := w.held(g, m, engine)
 	switch {
-	case ok && b.own == own:
-		if w.options.Removals == PerCopy && b.copies < 1<<30 {
-			b.copies++
+	case ok && x.own == own:
+		if w.options.Removals == PerCopy && x.copies < 1<<30 {
+			x.copies++
+			w.list(md, engine, x, plain != 0)
 		}
-		md.blocks[engine] = b
 		return true
 	case ok:
 		// The engine takes both contents for one block (vLLM issue 44701): it has
 		// the copies of both, and the newest is what it will be asked for.
 		r.Conflicts++
-		w.unhold(g, m, b.own, r)
-		b.own = own
-		if w.options.Removals == PerCopy && b.copies < 1<<30 {
-			b.copies++
+		w.release(g, m, engine, x.own, plain != 0, r)
+		x.own = own
+		if w.options.Removals == PerCopy && x.copies < 1<<30 {
+			x.copies++
 		}
 	default:
 		limit := MaxBlocks
 		if m == GPU {
 			limit = w.options.gpuLimit()
 		}
-		if w.blocks[m] >= limit {
+		if w.blocks[m] >= limit || w.table.states.used > maxStates {
 			return false
 		}
-		if md.blocks == nil {
-			md.blocks = map[uint64]block{}
-		}
-		w.blocks[m]++
-		b = block{own: own, copies: 1}
+		x = odd{own, 1}
 	}
-	md.blocks[engine] = b
-	w.hold(g, m, own, r)
+	return w.give(g, m, engine, x, prev, r)
+}
+
+// list keeps an engine's hash as an odd one, which may have been plain.
+func (w *worker) list(md *medium, engine uint64, x odd, plain bool) {
+	if md.odd == nil {
+		md.odd, md.names = map[uint64]odd{}, map[kvhash.Hash]names{}
+	}
+	if plain {
+		n := md.names[x.own]
+		md.names[x.own] = names{odd: n.odd + 1}
+	}
+	md.odd[engine] = x
+}
+
+// unlist makes an odd hash a plain one again if it is: otherwise blocks that had two
+// copies once would cost more for ever.
+func (w *worker) unlist(md *medium, m Medium, engine uint64, x odd) {
+	at := w.table.blocks.byEngine(engine)
+	if x.copies != 1 || m == Storage || at == 0 || w.table.blocks.at(at).own() != x.own {
+		return
+	}
+	delete(md.odd, engine)
+	if n := md.names[x.own]; n.odd > 1 {
+		md.names[x.own] = names{odd: n.odd - 1, plain: true}
+	} else {
+		delete(md.names, x.own)
+	}
+}
+
+// give adds an engine's hash that is not held; false if there is no room.
+func (w *worker) give(g *group, m Medium, engine uint64, x odd, prev before, r *Result) bool {
+	md, t := &g.media[m], w.table
+	isNew := false // the worker did not hold the block
+	plain := false
+	if m == Storage {
+		isNew = md.names[x.own] == names{}
+	} else {
+		at := t.blocks.byEngine(engine)
+		named := at != 0
+		if !named || t.blocks.at(at).own() != x.own {
+			if at = t.blocks.find(x.own); at == 0 {
+				if at = t.blocks.add(x.own); at == 0 {
+					return false
+				}
+			}
+			named = !named && t.blocks.name(at, engine)
+		}
+		plain = named && x.copies == 1
+		if isNew = !t.states.get(t.blocks.at(at).state).in(planeOf(m), g.column); isNew {
+			t.enter(at, g.column, m, prev)
+		}
+	}
+	n, listed := md.names[x.own]
+	if !listed && !isNew {
+		n.plain = true // as a block is that is held and not listed
+	}
+	if plain {
+		n.plain = true
+	} else {
+		w.list(md, engine, x, false)
+		n.odd++
+	}
+	if n.odd > 0 {
+		md.names[x.own] = n
+	}
+	md.hashes++
+	w.blocks[m]++
+	if isNew {
+		md.blocks++
+		r.Stored++
+	}
 	return true
 }
 
-// hold notes that one more engine hash stands for own.
-func (w *worker) hold(g *group, m Medium, own kvhash.Hash, r *Result) {
+// release is the inverse of give.
+func (w *worker) release(g *group, m Medium, engine uint64, own kvhash.Hash, plain bool, r *Result) {
 	md := &g.media[m]
-	if md.own == nil {
-		md.own = map[kvhash.Hash]int32{}
+	md.hashes--
+	w.blocks[m]--
+	n, listed := md.names[own]
+	if plain {
+		n.plain = false
+	} else {
+		delete(md.odd, engine)
+		n.odd--
 	}
-	md.own[own]++
-	if md.own[own] == 1 {
-		w.table.mark(own, m, g.column)
-		r.Stored++
+	switch {
+	case n.odd > 0:
+		md.names[own] = n
+		return
+	case listed:
+		delete(md.names, own)
 	}
-}
-
-// unhold is the inverse of hold.
-func (w *worker) unhold(g *group, m Medium, own kvhash.Hash, r *Result) {
-	md := &g.media[m]
-	if md.own[own]--; md.own[own] > 0 {
+	if n.plain {
 		return
 	}
-	delete(md.own, own)
-	w.table.unmark(own, m, g.column)
+	if m != Storage {
+		w.table.leave(w.table.blocks.find(own), g.column, m)
+	}
+	md.blocks--
 	r.Removed++
 }
 
@@ -273,53 +382,44 @@ func (w *worker) remove(e *vllm.Event, r *Result) {
 		if g == nil {
 			break
 		}
-		b, ok := g.media[m].blocks[engine]
+		x, plain, ok := w.held(g, m, engine)
 		if !ok {
 			unknown = !w.disown(groupOf(e), m, engine, left, r) || unknown
 			continue
 		}
+		had := x.copies
 		if left < 0 {
-			b.copies--
+			x.copies--
 		} else {
-			b.copies = int32(min(left, 1<<30))
+			x.copies = int32(min(left, 1<<30))
 		}
-		if b.copies > 0 {
-			g.media[m].blocks[engine] = b
-			continue
+		switch {
+		case x.copies <= 0:
+			w.release(g, m, engine, x.own, plain != 0, r)
+		case x.copies != had:
+			w.list(&g.media[m], engine, x, plain != 0)
+			w.unlist(&g.media[m], m, engine, x)
 		}
-		delete(g.media[m].blocks, engine)
-		w.blocks[m]--
-		w.unhold(g, m, b.own, r)
 	}
 	if unknown {
 		r.Skipped[SkipUnknown]++
 	}
 }
 
-// drop forgets the blocks of a group. It is hidden from Match at once, and is
-// until the caller sets a block size.
+// drop forgets the blocks of a group. What the table has of them is hidden from
+// Match at once, and swept out bit by bit.
 func (g *group) drop(w *worker, r *Result) {
-	if g.column >= 0 {
-		w.table.resize(g.column, 0)
-	}
 	for m := range g.media {
 		md := &g.media[m]
-		for own := range md.own {
-			w.table.unmark(own, Medium(m), g.column)
-		}
-		r.Removed += len(md.own)
-		w.blocks[m] -= len(md.blocks)
+		r.Removed += md.blocks
+		w.blocks[m] -= md.hashes
 		*md = medium{}
 	}
-	g.blockSize = 0
-}
-
-// close gives the column of a dropped group back.
-func (g *group) close(w *worker) {
 	if g.column >= 0 {
-		w.table.closeColumn(w, g.column)
+		w.table.retire(w, g.column)
 		g.column = -1
 	}
+	g.blockSize = 0
 }
 
 // clear forgets all blocks, orphans and groups: what follows may come from an
@@ -327,7 +427,6 @@ func (g *group) close(w *worker) {
 func (w *worker) clear(r *Result) {
 	for _, g := range w.groups {
 		g.drop(w, r)
-		g.close(w)
 	}
 	clear(w.groups)
 	r.Skipped[SkipOrphan] += len(w.orphans)

@@ -14,25 +14,48 @@ import (
 )
 
 // Index implements kvindex.Index.
-type Index struct{ workers map[string]*worker }
+type Index struct {
+	workers map[string]*worker
+	// parents has the hash before each that was ever stored; 0 before the first of a
+	// sequence.
+	parents map[kvhash.Hash]kvhash.Hash
+}
 
 var _ kvindex.Index = (*Index)(nil)
 
 type worker struct {
+	index   *Index
 	options kvindex.Options
 	// sizes is the size of full blocks by group; -1 for groups without main
 	// attention.
 	sizes   map[int]int
-	blocks  []kvindex.Block
+	blocks  []block
 	orphans []vllm.Event
 }
 
+type block struct {
+	kvindex.Block
+	engine uint64
+}
+
 // New returns an empty index.
-func New() *Index { return &Index{workers: map[string]*worker{}} }
+func New() *Index {
+	return &Index{workers: map[string]*worker{}, parents: map[kvhash.Hash]kvhash.Hash{}}
+}
+
+// Chain returns a block's hash and all before it, first to last: a prompt that ends there.
+func (x *Index) Chain(h kvhash.Hash) []kvhash.Hash {
+	var chain []kvhash.Hash
+	for ; h != 0; h = x.parents[h] {
+		chain = append(chain, h)
+	}
+	slices.Reverse(chain)
+	return chain
+}
 
 func (x *Index) worker(name string) *worker {
 	if x.workers[name] == nil {
-		x.workers[name] = &worker{sizes: map[int]int{}}
+		x.workers[name] = &worker{index: x, sizes: map[int]int{}}
 	}
 	return x.workers[name]
 }
@@ -71,13 +94,13 @@ func (w *worker) clear() { w.sizes, w.blocks, w.orphans = map[int]int{}, nil, ni
 func group(e *vllm.Event) int { return max(e.Group, 0) }
 
 func (w *worker) dropGroup(g int) {
-	w.blocks = slices.DeleteFunc(w.blocks, func(b kvindex.Block) bool { return b.Group == g })
+	w.blocks = slices.DeleteFunc(w.blocks, func(b block) bool { return b.Group == g })
 }
 
 // find returns the place of a block, -1 for none.
 func (w *worker) find(m kvindex.Medium, g int, engine uint64) int {
-	return slices.IndexFunc(w.blocks, func(b kvindex.Block) bool {
-		return b.Medium == m && b.Group == g && b.Engine == engine
+	return slices.IndexFunc(w.blocks, func(b block) bool {
+		return b.Medium == m && b.Group == g && b.engine == engine
 	})
 }
 
@@ -141,9 +164,14 @@ func (w *worker) store(e *vllm.Event, wait bool) {
 		}
 		if !known {
 			own = chain(parent, e, i)
+			if i == 0 && !e.HasParent {
+				w.index.parents[own] = 0
+			} else {
+				w.index.parents[own] = parent
+			}
 		}
 		parent = own
-		if !w.put(kvindex.Block{Medium: m, Group: g, Engine: engine, Hash: own, Copies: 1}) {
+		if !w.put(block{kvindex.Block{Medium: m, Group: g, Hash: own, Copies: 1}, engine}) {
 			break
 		}
 		stored = append(stored, engine)
@@ -212,8 +240,8 @@ func chain(parent kvhash.Hash, e *vllm.Event, i int) kvhash.Hash {
 	return kvhash.Next(parent, e.Tokens[i*e.BlockSize:(i+1)*e.BlockSize])
 }
 
-func (w *worker) put(b kvindex.Block) bool {
-	i := w.find(b.Medium, b.Group, b.Engine)
+func (w *worker) put(b block) bool {
+	i := w.find(b.Medium, b.Group, b.engine)
 	if i >= 0 {
 		w.blocks[i].Hash = b.Hash
 		if w.options.Removals == kvindex.PerCopy {
@@ -343,7 +371,7 @@ func (w *worker) prefix(blockSize int, hashes []kvhash.Hash, media ...kvindex.Me
 				continue
 			}
 			groups++
-			if !slices.ContainsFunc(w.blocks, func(b kvindex.Block) bool {
+			if !slices.ContainsFunc(w.blocks, func(b block) bool {
 				return b.Group == g && b.Hash == h && slices.Contains(media, b.Medium)
 			}) {
 				return i
@@ -379,7 +407,7 @@ func (x *Index) Stats(name string) (kvindex.Stats, bool) {
 func (x *Index) Blocks(name string, yield func(kvindex.Block) bool) {
 	if w := x.workers[name]; w != nil {
 		for _, b := range w.blocks {
-			if !yield(b) {
+			if !yield(b.Block) {
 				return
 			}
 		}
