@@ -2,6 +2,7 @@ package policy_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -192,4 +193,55 @@ func FuzzWhen(f *testing.F) {
 			policy.NewSet("pool", []*policy.Policy{p}).Evaluate(r, &policy.Fleet{})
 		}
 	})
+}
+
+// Rules that other ones leave no request, found without a look at each pair.
+func TestShadowed(t *testing.T) {
+	reject := func(name, match string) string {
+		return `{ name: ` + name + `, matches: [ ` + match + ` ], reject: { reason: X } }`
+	}
+	for _, c := range []struct{ rules, want string }{
+		{reject("a", `{ model: m }`) + `, ` + reject("b", `{ model: m, tenant: t }`), "b by a"},
+		{reject("a", `{ tenant: t }`) + `, ` + reject("b", `{ model: m, tenant: t }`), "b by a"},
+		{reject("a", `{ tenants: [ s, t ] }`) + `, ` + reject("b", `{ tenant: t }`), "b by a"},
+		{reject("a", `{ tenant: t }`) + `, ` + reject("b", `{ tenants: [ s, t ] }`), ""},
+		{reject("a", `{ model: m }, { model: n }`) + `, ` + reject("b", `{ model: n }, { model: m, qos: batch }`), "b by a"},
+		{reject("a", `{ model: m }`) + `, ` + reject("b", `{ model: m }, { model: n }`), ""},
+		{reject("a", `{ qos: batch }`) + `, ` + reject("b", `{}`) + `, ` + reject("c", `{ model: m, tenant: t }`), "c by b"},
+		{reject("a", `{ model: m, tenant: t }`) + `, ` + reject("b", `{ tenant: t }`) + `, ` + reject("c", `{ model: m, tenant: t, qos: batch }`), "c by a"},
+		{`{ name: a, route: { onEmpty: Continue } }, ` + reject("b", `{ model: m }`), ""},
+	} {
+		p := compile(t, `rules: [ `+c.rules+` ]`)
+		got := ""
+		for _, f := range policy.Lint([]*policy.Policy{p}, nil, policy.Known{}) {
+			parts := strings.Split(f.Message, `"`)
+			got += parts[1] + " by " + parts[3]
+		}
+		if got != c.want {
+			t.Errorf("%s: got %q, want %q", c.rules, got, c.want)
+		}
+	}
+}
+
+// BenchmarkLint is 2,000 policies of one namespace, each with two rules of which
+// one keeps PII local and one forgets to, and most come after another one like
+// them. go test -bench Lint ./internal/policy
+func BenchmarkLint(b *testing.B) {
+	var all []*policy.Policy
+	for i := range 2000 {
+		p := spec(b, fmt.Sprintf(`{ targetRefs: [ { kind: InferencePool, name: pool-%d } ], rules: [
+			{ name: keeps, matches: [ { model: m%d, tag: complexity-low, tenant: t%d } ], route: { exclude: [ { name: pii, if: { tag: pii-detected }, drop: { backend: { type: Provider } } } ], select: [ { type: Provider } ] } },
+			{ name: rest, matches: [ { tenant: t%d } ], route: { select: [ { type: Provider } ] } } ] }`, i%5, i%50, i%100, i))
+		p.Name = fmt.Sprint("p", i)
+		compiled, faults := policy.Compile(p)
+		if compiled == nil {
+			b.Fatal(faults)
+		}
+		all = append(all, compiled)
+	}
+	for b.Loop() {
+		if n := len(policy.Lint(all, nil, policy.Known{})); n != 3900 {
+			b.Fatalf("%d findings", n)
+		}
+	}
 }

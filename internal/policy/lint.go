@@ -206,12 +206,24 @@ func (l *linter) reach(policies []*Policy) {
 			rules = append(rules, placed{r, p, i})
 		}
 	}
+	l.shadowed(rules)
+	l.leaks(rules)
+}
+
+// hook is what a match that covers another one has in common with it: its model
+// and one of its tenants, or empty where it names none.
+type hook struct{ model, tenant string }
+
+// maxCompared bounds with how many earlier rules of one hook a rule is compared,
+// so that a namespace of very many rules costs seconds and not minutes.
+const maxCompared = 256
+
+// shadowed warns of rules that no request reaches.
+func (l *linter) shadowed(rules []placed) {
+	before := map[hook][]int{}
 	for i, later := range rules {
-		for _, earlier := range rules[:i] {
-			if earlier.p.DryRun && !later.p.DryRun || earlier.route != nil && earlier.route.onEmpty == v1alpha1.OnEmptyContinue ||
-				!covers(earlier.p.Targets, later.p.Targets) || !earlier.shadows(later.rule) {
-				continue
-			}
+		if at := firstShadow(rules, before, later); at >= 0 {
+			earlier := rules[at]
 			name := fmt.Sprintf("rule %q", earlier.name)
 			if earlier.p != later.p {
 				name += " of InferencePolicy " + earlier.p.Name
@@ -221,18 +233,97 @@ func (l *linter) reach(policies []*Policy) {
 				what = "matches all of its requests"
 			}
 			l.warnf(later.p, later.field(), "no request reaches rule %q: %s, which comes first, %s", later.name, name, what)
-			break
+		}
+		if later.route != nil && later.route.onEmpty == v1alpha1.OnEmptyContinue {
+			continue // others get what it leaves
+		}
+		for h := range later.hooks() {
+			before[h] = append(before[h], i)
 		}
 	}
+}
+
+// firstShadow is the first earlier rule that leaves no request to a later one; -1
+// for none.
+func firstShadow(rules []placed, before map[hook][]int, later placed) int {
+	var first match // a rule that covers all of them covers this one
+	if len(later.matches) > 0 {
+		first = later.matches[0]
+	}
+	tenants := []string{""}
+	if len(first.tenants) > 0 {
+		tenants = append(tenants, first.tenants[0])
+	}
+	models := []string{""}
+	if first.model != "" {
+		models = append(models, first.model)
+	}
+	found := -1
+	for _, model := range models {
+		for _, tenant := range tenants {
+			list := before[hook{model, tenant}]
+			for _, i := range list[:min(len(list), maxCompared)] {
+				if found >= 0 && i > found {
+					break
+				}
+				if e := rules[i]; (!e.p.DryRun || later.p.DryRun) && covers(e.p.Targets, later.p.Targets) && e.shadows(later.rule) {
+					found = i
+					break
+				}
+			}
+		}
+	}
+	return found
+}
+
+// hooks are those of all of its matches.
+func (r *rule) hooks() map[hook]bool {
+	out := map[hook]bool{}
+	if len(r.matches) == 0 {
+		out[hook{}] = true
+	}
+	for i := range r.matches {
+		m := &r.matches[i]
+		if len(m.tenants) == 0 {
+			out[hook{model: m.model}] = true
+		}
+		for _, t := range m.tenants {
+			out[hook{m.model, t}] = true
+		}
+	}
+	return out
+}
+
+// leaks warns of providers that a prompt reaches although another rule keeps
+// prompts like it from providers: of each rule and tag once.
+func (l *linter) leaks(rules []placed) {
+	type promise struct {
+		placed
+		tag glob
+	}
+	// Of rules that promise the same for the same pools the first one is named.
+	var promises []promise
+	seen := map[string]bool{}
 	for _, strict := range rules {
 		for _, x := range strict.keptFromProviders() {
-			for _, r := range rules {
-				if r.route == nil || r.p.DryRun || !r.mayGoToProvider() || r.keeps(x) || len(r.p.Targets) > 0 && len(strict.p.Targets) > 0 && !meet(r.p.Targets, strict.p.Targets) {
-					continue
-				}
-				l.warnf(r.p, r.field()+".route", "a prompt tagged %q can reach a provider by rule %q, while rule %q of InferencePolicy %s keeps such prompts local: exclude providers here too",
-					x.String(), r.name, strict.name, strict.p.Name)
+			if key := x.String() + " " + strings.Join(strict.p.Targets, " "); !seen[key] {
+				seen[key] = true
+				promises = append(promises, promise{strict, x})
 			}
+		}
+	}
+	for _, r := range rules {
+		if r.route == nil || r.p.DryRun || !r.mayGoToProvider() {
+			continue
+		}
+		said := map[glob]bool{}
+		for _, strict := range promises {
+			if said[strict.tag] || len(r.p.Targets) > 0 && len(strict.p.Targets) > 0 && !meet(r.p.Targets, strict.p.Targets) || r.keeps(strict.tag) {
+				continue
+			}
+			said[strict.tag] = true
+			l.warnf(r.p, r.field()+".route", "a prompt tagged %q can reach a provider by rule %q, while rule %q of InferencePolicy %s keeps such prompts local: exclude providers here too",
+				strict.tag.String(), r.name, strict.name, strict.p.Name)
 		}
 	}
 }
