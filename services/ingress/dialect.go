@@ -2,6 +2,7 @@ package ingress
 
 import (
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -197,6 +198,7 @@ func (e *edge) message() error {
 		anthropic.WriteError(e.w, openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The model server gave no valid answer."), h.Get("X-Request-Id"))
 		return nil
 	}
+	h.Set("Content-Length", strconv.Itoa(len(out)))
 	e.open(http.StatusOK)
 	_, err = e.w.Write(out)
 	return err

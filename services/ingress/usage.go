@@ -149,7 +149,7 @@ func (x *exchange) startUsage() {
 // describe is the record as far as it is known before the answer.
 func (x *exchange) describe() meter.Record {
 	r := meter.Record{
-		ID: x.unique, RequestID: x.id, Received: x.began, Route: x.req.Route.Path(), Stream: x.req.Stream,
+		ID: x.unique, RequestID: x.id, Received: x.began, Route: x.path, Stream: x.req.Stream,
 		QoS: x.attributes.GetQos(), Tags: x.attributes.GetTags(), Attempts: x.attempts, Routed: x.routed,
 	}
 	if c := x.caller; c != nil {
