@@ -2,11 +2,13 @@ package router
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kinference/kinference/internal/kube"
 	"github.com/kinference/kinference/internal/resources"
 	"github.com/kinference/kinference/internal/schedule"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
@@ -66,7 +68,7 @@ func newMetrics(m metric.Meter, s *server) (*metrics, error) {
 	ready := gauge("workers.ready", "{worker}", "Ready workers (engine ranks) by worker set.")
 	total := gauge("workers", "{worker}", "Workers (engine ranks) by worker set.")
 	version := gauge("catalog.version", "1", "Version of the catalog.")
-	problems := gauge("catalog.problems", "{problem}", "Problems of the resources by severity.")
+	problems := gauge("catalog.problems", "{problem}", "Problems of the resources by kind and severity.")
 	connected := gauge("tracker.connected", "1", "1 while kvtracker's stream is open and complete.")
 	wrong := gauge("parity.differs", "{worker}", "Workers whose cached tokens the index does not know or knows wrong, by profile and cause: block_size, events, hash, false_hits, none.")
 	if err != nil {
@@ -90,12 +92,8 @@ func newMetrics(m metric.Meter, s *server) (*metrics, error) {
 		if v, _ := s.catalog.Current(); v != nil {
 			o.ObserveFloat64(version, float64(v.Number))
 		}
-		count := map[resources.Severity]int{}
-		for _, p := range ps {
-			count[p.Severity]++
-		}
-		for _, sev := range []resources.Severity{resources.Warning, resources.Error} {
-			o.ObserveFloat64(problems, float64(count[sev]), metric.WithAttributes(attribute.String("severity", sev.String())))
+		for at, n := range countProblems(ps) {
+			o.ObserveFloat64(problems, float64(n), metric.WithAttributes(attribute.String("kind", at.kind), attribute.String("severity", at.severity.String())))
 		}
 		if c == nil {
 			return nil
@@ -130,6 +128,33 @@ func newMetrics(m metric.Meter, s *server) (*metrics, error) {
 		return nil
 	}, inFlight, expired, slowness, reuse, ready, total, version, problems, connected, wrong)
 	return out, err
+}
+
+// problemsOf are problems that are counted together.
+type problemsOf struct {
+	kind     string // of the six; "other" for files that hold none, Pods and the Kubernetes API
+	severity resources.Severity
+}
+
+// countProblems counts problems by kind and severity, also where there are none.
+func countProblems(ps resources.Problems) map[problemsOf]int {
+	count := map[problemsOf]int{}
+	for _, sev := range []resources.Severity{resources.Warning, resources.Error} {
+		count[problemsOf{"other", sev}] = 0
+		for i := range kube.Kinds {
+			count[problemsOf{kube.Kinds[i].Name, sev}] = 0
+		}
+	}
+	for _, p := range ps {
+		kind, _, _ := strings.Cut(p.Resource, " ")
+		kind, _, _ = strings.Cut(kind, "/") // what may not be read has kind/namespace
+		at := problemsOf{kind, p.Severity}
+		if _, known := count[at]; !known {
+			at.kind = "other"
+		}
+		count[at]++
+	}
+	return count
 }
 
 func (m *metrics) close() {

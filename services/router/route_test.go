@@ -371,6 +371,9 @@ func TestHotReloadKeepsLastGood(t *testing.T) {
 	w.route(request("1"))
 	w.write("more.yaml", strings.NewReplacer("name: sim", "name: more", "name: m,", "name: m2,", "[ alias ]", "[]", "name: lora", "name: lora2").Replace(sim(a)))
 	w.logged("resources not loaded", "")
+	if !w.measured("kinference_router_catalog_problems", `kind="other"`, `severity="error"`, "} 1") {
+		t.Error("the broken file is not in the metrics")
+	}
 	w.route(request("2"))
 	if v := w.until("any", func(*routerv1.Catalog) bool { return true }); v.Version != c.Version {
 		t.Errorf("version %d after %d though nothing good was loaded", v.Version, c.Version)
@@ -378,6 +381,9 @@ func TestHotReloadKeepsLastGood(t *testing.T) {
 	if err := os.Remove(w.dir + "/broken.yaml"); err != nil {
 		t.Fatal(err)
 	}
+	w.write("pool.yaml", "apiVersion: kinference.buoyant.io/v1alpha1\nkind: InferencePool\nmetadata: { name: p, namespace: demo }\nspec:\n"+
+		"  destinations: [ { kind: InferenceWorkerSet, name: sim }, { kind: InferenceWorkerSet, name: more }, { kind: InferenceWorkerSet, name: nowhere } ]\n")
+	w.logged("resource is not as it seems", "nowhere")
 	c = w.until("m2 ready", modelReady("m2"))
 	if !modelReady("m")(c) || len(c.Workers) != 2 {
 		t.Errorf("catalog %v", c)
@@ -390,6 +396,8 @@ func TestHotReloadKeepsLastGood(t *testing.T) {
 		{"kinference_router_tracker_connected", "} 0"},
 		{"kinference_router_requests_in_flight", `worker="demo.sim.a/0"`, "} 2"},
 		{"kinference_router_catalog_version", ""},
+		{"kinference_router_catalog_problems", `kind="other"`, `severity="error"`, "} 0"},
+		{"kinference_router_catalog_problems", `kind="InferencePool"`, `severity="warning"`, "} 1"},
 	} {
 		if !w.measured(want...) {
 			t.Errorf("no metric with %q", want)
