@@ -266,9 +266,7 @@ func (x *exchange) reserve() *openai.Error {
 		c := &l.charges[i]
 		request.Charges[i] = limit.Charge{Bucket: c.Bucket, Amount: c.Reserve(&use, &l.estimate), OnUnavailable: unavailable(c.Limit), Organisation: c.Organisation()}
 	}
-	asked := time.Now()
 	answer, err := x.limits.client.Reserve(x.ctx, request)
-	x.limits.metrics.wait.Record(x.server.ctx, time.Since(asked).Seconds())
 	if err != nil {
 		if x.left() {
 			x.result.Reason = proxy.Canceled
@@ -385,22 +383,14 @@ func (x *exchange) choices() int64 { return max(1, x.limited.choices) * int64(ma
 type limitMetrics struct {
 	decisions   metric.Int64Counter
 	settlements metric.Int64Counter
-	wait        metric.Float64Histogram
 	sets        sync.Map // of attributes, by limitWord
 }
-
-// waitBuckets are in seconds: a lease takes microseconds, a trip a millisecond.
-var waitBuckets = []float64{.00001, .00002, .00005, .0001, .0002, .0005, .001, .0015, .002, .005, .01, .025, .05, .1}
 
 type limitWord struct{ owner, limit, outcome string }
 
 func (m *limitMetrics) init(meter metric.Meter) (err error) {
 	if m.decisions, err = meter.Int64Counter("kinference.ingress.limits.decisions", metric.WithUnit("{request}"),
 		metric.WithDescription("Requests by the limits they had to fit, and outcome: allowed, denied, shadow (would have been denied), unavailable (decided without the limiter).")); err != nil {
-		return err
-	}
-	if m.wait, err = meter.Float64Histogram("kinference.ingress.limits.wait", metric.WithUnit("s"), metric.WithDescription("Time that requests with limits waited for them."),
-		metric.WithExplicitBucketBoundaries(waitBuckets...)); err != nil {
 		return err
 	}
 	m.settlements, err = meter.Int64Counter("kinference.ingress.limits.settlements", metric.WithUnit("{request}"),

@@ -294,7 +294,7 @@ func TestSettlement(t *testing.T) {
 		{"whole", chatPath, chatRequest(false, `,"max_tokens":50`), []worker{one(refuses(200, usageText(12, 8, 2)))}, 200, "commit r=1 in=4 ca=8 out=2 c=1"},
 		{"stream whose client did not ask for usage", chatPath, chatRequest(true, ""), []worker{one(answers(textChunk("a"), textChunk("b"), stopChunk, usageChunk, doneEvent))}, 200, "commit r=1 in=4 ca=8 out=2 c=1"},
 		{"completions", textPath, `{"model":"chat","prompt":"Hello","max_tokens":5}`, []worker{one(refuses(200, `{"model":"base-model","choices":[{"index":0,"text":"Hi","finish_reason":"stop"}],"usage":{"prompt_tokens":3,"completion_tokens":4}}`))}, 200, "commit r=1 in=3 ca=0 out=4 c=1"},
-		{"worker that never tells", chatPath, chatRequest(true, ""), []worker{one(answers(roleChunk(), textChunk("a"), textChunk("b"), textChunk("c"), stopChunk, doneEvent))}, 200, "commit r=1 in=%d ca=0 out=3 c=1"},
+		{"worker that never tells", chatPath, chatRequest(true, ""), []worker{one(answers(roleChunk(), textChunk("a"), textChunk("b"), textChunk("c"), stopChunk, doneEvent))}, 200, "commit r=1 in=%d ca=0 out=4 c=1"},
 		{"failover", chatPath, chatRequest(false, ""), []worker{one(refuses(500, "{}")), one(refuses(200, usageText(12, 0, 2)))}, 200, "commit r=1 in=12 ca=0 out=2 c=1"},
 		{"all workers fail", chatPath, chatRequest(false, ""), []worker{one(refuses(500, "{}")), one(refuses(503, "{}"))}, 0, "release"},
 		{"no worker", chatPath, chatRequest(false, ""), nil, 503, "release"},

@@ -174,7 +174,12 @@ func TestClientsThatVanishLeaveNothing(t *testing.T) {
 	const prompt, output = 40, 3000
 	for _, stream := range []bool{true, false} {
 		t.Run(fmt.Sprint("stream=", stream), func(t *testing.T) {
-			before, _ := e.used(limiter, "day", 100_000)
+			var before int64
+			e.eventually("no shares are out", func() bool {
+				u, leased := e.used(limiter, "day", 100_000)
+				before = u
+				return leased == 0
+			})
 			// Two that hold both permits, one that is refused.
 			ctx, vanish := context.WithCancel(t.Context())
 			defer vanish()
