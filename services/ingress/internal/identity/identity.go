@@ -15,6 +15,7 @@ package identity
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -278,13 +279,21 @@ func (a *Authenticator) identify(r *http.Request, d *directory, b *catalog.Backe
 		}
 		return &Caller{Tenant: entry.tenant, User: entry.user(), KeyID: entry.key.GetId(), Method: APIKey}, nil
 	}
+	sum := hashOf(strconv.FormatUint(d.view.Version, 10), b.Name, text)
+	if v, ok := a.tokens.get(a.Now(), sum); ok {
+		return v.caller(d, b)
+	}
 	t := parseToken(text)
 	if t == nil {
 		return nil, because("malformed")
 	}
 	for _, issuer := range b.Message.GetJwt() {
 		if issuer.GetIssuer() == t.issuer {
-			return a.byToken(r.Context(), d, b, t, issuer)
+			v, refusal := a.verify(r.Context(), sum, t, issuer)
+			if refusal != nil {
+				return nil, refusal
+			}
+			return v.caller(d, b)
 		}
 	}
 	if audience := b.Message.GetServiceAccountAudience(); audience != "" && a.Review != nil {
@@ -326,29 +335,29 @@ func (a *Authenticator) byAccount(ctx context.Context, d *directory, b *catalog.
 	return &Caller{Tenant: tenant, User: accountUser(account), Method: ServiceAccount}, nil
 }
 
-func (a *Authenticator) byToken(ctx context.Context, d *directory, b *catalog.Backend, t *token, issuer *routerv1.JwtIssuer) (*Caller, *Refusal) {
+// verify checks a token, and remembers for a while that it is good.
+func (a *Authenticator) verify(ctx context.Context, sum [sha256.Size]byte, t *token, issuer *routerv1.JwtIssuer) (*verified, *Refusal) {
 	now := a.Now()
-	sum := hashOf(strconv.FormatUint(d.view.Version, 10), b.Name, t.text)
-	v, ok := a.tokens.get(now, sum)
-	if !ok {
-		var why string
-		var err error
-		v, why, err = t.verify(ctx, now, issuer, a.issuers.set(issuer.GetJwksUri()))
-		switch {
-		case errors.Is(err, errToken):
-			return nil, because(why)
-		case err != nil:
-			return nil, unchecked
-		}
-		until := now.Add(tokenKept)
-		if v.expires.Before(until) {
-			until = v.expires
-		}
-		a.tokens.put(now, sum, v, until)
+	v, why, err := t.verify(ctx, now, issuer, a.issuers.set(issuer.GetJwksUri()))
+	switch {
+	case errors.Is(err, errToken):
+		return nil, because(why)
+	case err != nil:
+		return nil, unchecked
 	}
+	until := now.Add(tokenKept)
+	if v.expires.Before(until) {
+		until = v.expires
+	}
+	a.tokens.put(now, sum, v, until)
+	return v, nil
+}
+
+// caller is whom a good token is of.
+func (v *verified) caller(d *directory, b *catalog.Backend) (*Caller, *Refusal) {
 	var tenant *catalog.Tenant
 	for _, value := range v.tenants {
-		found := d.claims[b.Namespace][claim{t.issuer, issuer.GetTenantClaim(), value}]
+		found := d.claims[b.Namespace][claim{v.issuer, v.claim, value}]
 		if found != nil && tenant != nil && found != tenant {
 			return nil, noTenant // a caller has one tenant
 		}

@@ -75,8 +75,10 @@ func at(n josejson.Number) time.Time {
 
 // verified is what a good token says.
 type verified struct {
+	issuer  string
 	user    string
-	tenants []string // values of the issuer's tenant claim
+	claim   string   // that says the tenant
+	tenants []string // its values
 	claims  string
 	expires time.Time
 }
@@ -129,7 +131,10 @@ func (t *token) verify(ctx context.Context, now time.Time, issuer *routerv1.JwtI
 	if err != nil { // cannot be: it was JSON
 		return nil, "malformed", errToken
 	}
-	return &verified{user: c.Issuer + "#" + c.Subject, tenants: texts(all[issuer.GetTenantClaim()]), claims: string(text), expires: at(c.Expires).Add(leeway)}, "", nil
+	name := issuer.GetTenantClaim()
+	return &verified{
+		issuer: c.Issuer, user: c.Issuer + "#" + c.Subject, claim: name, tenants: texts(all[name]), claims: string(text), expires: at(c.Expires).Add(leeway),
+	}, "", nil
 }
 
 // texts are a claim's value, or those of a list.
