@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 )
 
@@ -19,10 +20,10 @@ token ids and cached tokens are those of the engines. What fails comes with a hi
 known of yet is a warning.`,
 		Args: cobra.NoArgs,
 	}
-	out, routerURL := outputFlag(cmd), routerFlag(cmd)
+	out, admin := outputFlag(cmd), adminFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		s, err := askStatus(cmd.Context(), *routerURL)
-		list := checks(*routerURL, s, err)
+		s, err := askStatus(cmd.Context(), admin)
+		list := checks(admin.url(), s, err)
 		if err := out.print(cmd.OutOrStdout(), list, func(w io.Writer) error { return printChecks(w, list) }); err != nil {
 			return err
 		}
@@ -52,7 +53,7 @@ type check struct {
 }
 
 // checks looks at what a router says, or at why it says nothing.
-func checks(routerURL string, s *routerv1.StatusResponse, err error) []check {
+func checks(url string, s *adminv1.StatusResponse, err error) []check {
 	var out []check
 	add := func(category, name, result, hint string) {
 		if result == passed {
@@ -67,7 +68,7 @@ func checks(routerURL string, s *routerv1.StatusResponse, err error) []check {
 		}
 		add(category, name, result, hint)
 	}
-	need("router", "answers at "+routerURL, err == nil, fmt.Sprintf("%v: is it running and as new as kinfctl, and is --router the address of its RPC port?", err))
+	need("router", "answers at "+url, err == nil, fmt.Sprintf("%v: is it running and as new as kinfctl, and is --admin the address of its admin API?", err))
 	if err != nil {
 		return out
 	}
@@ -80,7 +81,7 @@ func checks(routerURL string, s *routerv1.StatusResponse, err error) []check {
 		need("workers", x.GetWorker()+" is ready", x.GetReady(), fmt.Sprintf("%s: look at the engine at %s", x.GetReason(), x.GetUrl()))
 	}
 	for _, p := range s.GetProfiles() {
-		if p.GetSource() == routerv1.TokenSource_TOKEN_SOURCE_ASKED {
+		if p.GetSource() == adminv1.TokenSource_TOKEN_SOURCE_ASKED {
 			continue // nothing of ours that could differ
 		}
 		result, hint := parity(p.GetTokens(), p.GetTokensCause(), "the model folder is not what the engines run: give the tokenizer and template of the same revision",

@@ -9,7 +9,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protojson"
 
-	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
+	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -74,7 +74,7 @@ func TestExplainOffline(t *testing.T) {
 			}
 			golden(t, dir+c.name+".golden", out)
 			raw, _, _ := kinfctl(t, append(args, "-o", "json")...)
-			d := &routerv1.Decision{}
+			d := &adminv1.Decision{}
 			if err := protojson.Unmarshal([]byte(raw), d); err != nil || strings.Count(raw, "\n") != 1 {
 				t.Errorf("no record on one line: %v\n%s", err, raw)
 			}

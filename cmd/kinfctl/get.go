@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -12,59 +11,53 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kinference/kinference/api/v1alpha1"
+	"github.com/kinference/kinference/internal/plan"
 	"github.com/kinference/kinference/internal/resources"
-	"github.com/kinference/kinference/internal/rpc"
-	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
-	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
+	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
+	"github.com/kinference/kinference/proto/gen/kinference/admin/v1/adminv1connect"
 )
-
-// askTimeout bounds how long a router that does not answer is waited for.
-const askTimeout = 5 * time.Second
 
 func getCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "get", Short: "List workers, pools, tenants or policies"}
 	workers := &cobra.Command{Use: "workers", Short: "List the workers as the router sees them", Args: cobra.NoArgs}
-	out, routerURL := outputFlag(workers), routerFlag(workers)
+	out, admin := outputFlag(workers), adminFlags(workers)
+	set := workers.Flags().String("worker-set", "", "only those of this one, as namespace/name")
 	workers.RunE = func(cmd *cobra.Command, _ []string) error {
-		s, err := askStatus(cmd.Context(), *routerURL)
+		list, err := ask(cmd.Context(), admin, func(ctx context.Context, c adminv1connect.AdminServiceClient) (*adminv1.ListWorkersResponse, error) {
+			return c.ListWorkers(ctx, &adminv1.ListWorkersRequest{WorkerSet: *set})
+		})
 		if err != nil {
 			return err
 		}
-		return out.print(cmd.OutOrStdout(), &routerv1.StatusResponse{Workers: s.GetWorkers()}, func(w io.Writer) error { return printWorkers(w, s.GetWorkers()) })
+		return out.print(cmd.OutOrStdout(), list, func(w io.Writer) error { return printWorkers(w, list.GetWorkers()) })
 	}
 	cmd.AddCommand(workers,
-		listCommand("pools", "List the pools of a folder with what they serve", poolsOf),
-		listCommand("tenants", "List the tenants of a folder", tenantsOf),
-		listCommand("policies", "List the policies of a folder in the order in which they apply", policiesOf))
+		listCommand("pools", "List the pools with what they serve", poolsOf, livePools),
+		listCommand("tenants", "List the tenants", tenantsOf, liveTenants),
+		listCommand("policies", "List the policies in the order in which they apply", policiesOf, livePolicies))
 	return cmd
 }
 
-// askStatus asks a router for the state of the fleet.
-func askStatus(ctx context.Context, routerURL string) (*routerv1.StatusResponse, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	s, err := rpc.Client(ctx, routerURL, routerv1connect.NewRouterServiceClient).Status(ctx, &routerv1.StatusRequest{})
-	if err != nil {
-		return nil, fmt.Errorf("ask router: %w", err)
-	}
-	return s, nil
-}
-
-func printWorkers(w io.Writer, list []*routerv1.WorkerStatus) error {
+func printWorkers(w io.Writer, list []*adminv1.WorkerStatus) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "worker\tset\tready\tsample\tcontext\tcache\tblocks\tlag\turl")
+	fmt.Fprintln(t, "worker\tset\tready\tqueue\trunning\tkv\tin flight\tsample\tcontext\tcache\tblocks\tlag\turl")
 	for _, x := range list {
 		r := rowOf(x)
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", x.GetWorker(), x.GetWorkerSet(), r.ready, r.sample, number(x.GetMaxModelLen()), r.cache, r.blocks, r.lag, x.GetUrl())
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", x.GetWorker(), x.GetWorkerSet(), r.ready, r.queue, r.running, r.kv, x.GetInFlight(), r.sample,
+			number(x.GetMaxModelLen()), r.cache, r.blocks, r.lag, x.GetUrl())
 	}
 	return t.Flush()
 }
 
 // row is the state of a worker in words.
-type row struct{ ready, sample, cache, blocks, lag string }
+type row struct {
+	ready, sample, cache, blocks, lag string
+	queue, running, kv                string
+	meanQueue, meanRunning, meanKV    string // over 30 s
+}
 
-func rowOf(x *routerv1.WorkerStatus) row {
-	r := row{"yes", "-", "unknown", "-", "-"}
+func rowOf(x *adminv1.WorkerStatus) row {
+	r := row{"yes", "-", "unknown", "-", "-", "-", "-", "-", "-", "-", "-"}
 	if !x.GetReady() {
 		r.ready = x.GetReason()
 	}
@@ -74,25 +67,56 @@ func rowOf(x *routerv1.WorkerStatus) row {
 	if i := x.GetIndex(); i != nil {
 		r.cache, r.blocks, r.lag = follows(i), fmt.Sprint(i.GetBlocks()), ms(i.GetLag())
 	}
+	if l := x.Load; l != nil {
+		r.queue, r.running, r.kv = fmt.Sprintf("%.0f", l.Waiting), fmt.Sprintf("%.0f", l.Running), fmt.Sprintf("%.0f %%", 100*l.KvUsage)
+	}
+	if len(x.Means) > 0 {
+		l := x.Means[0].GetLoad()
+		r.meanQueue, r.meanRunning, r.meanKV = fmt.Sprintf("%.1f", l.GetWaiting()), fmt.Sprintf("%.1f", l.GetRunning()), fmt.Sprintf("%.0f %%", 100*l.GetKvUsage())
+	}
 	return r
 }
 
-// listCommand lists something of the resources of a folder.
-func listCommand[T any](name, short string, list func(*resources.Catalog) []T) *cobra.Command {
-	cmd := &cobra.Command{Use: name + " --config DIR", Short: short, Args: cobra.NoArgs}
-	out, config := outputFlag(cmd), configFlag(cmd)
+// listCommand lists something of the catalog that a control plane runs with, or of
+// the resources of a folder.
+func listCommand[T any](name, short string, list func(*resources.Catalog) []T, live func(*adminv1.GetCatalogResponse) []T) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: name, Short: short, Args: cobra.NoArgs,
+		Long: short + ": of the running control plane, or with --config of a folder that nobody runs.",
+	}
+	out, config, admin := outputFlag(cmd), configFlag(cmd), adminFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if *config == "" {
-			return usageError{fmt.Errorf("%s are read from files: give their folder with --config", name)}
+		var rows []T
+		if *config != "" {
+			c, err := loadConfig(cmd.ErrOrStderr(), *config)
+			if err != nil {
+				return err
+			}
+			rows = list(c)
+		} else {
+			c, err := ask(cmd.Context(), admin, func(ctx context.Context, c adminv1connect.AdminServiceClient) (*adminv1.GetCatalogResponse, error) {
+				return c.GetCatalog(ctx, &adminv1.GetCatalogRequest{})
+			})
+			if err != nil {
+				return err
+			}
+			for _, p := range c.Problems {
+				fmt.Fprintln(cmd.ErrOrStderr(), problem(p))
+			}
+			rows = live(c)
 		}
-		c, err := loadConfig(cmd.ErrOrStderr(), *config)
-		if err != nil {
-			return err
-		}
-		rows := list(c)
 		return out.print(cmd.OutOrStdout(), rows, func(w io.Writer) error { return printRows(w, rows) })
 	}
 	return cmd
+}
+
+// problem is one in a line, as kinfctl validate writes it.
+func problem(p *adminv1.Problem) string {
+	x := resources.Problem{File: p.File, Line: int(p.Line), Resource: p.Resource, Field: p.Field, Message: p.Message}
+	if p.Error {
+		x.Severity = resources.Error
+	}
+	return x.String()
 }
 
 func printRows[T any](w io.Writer, rows []T) error {
@@ -125,38 +149,65 @@ type poolRow struct {
 	Implicit bool     `json:"implicit"` // made up for a namespace without pools
 	Members  []string `json:"members"`
 	Workers  int      `json:"workers"`
+	Ready    *int     `json:"ready,omitempty"` // nil: nobody was asked
 	Models   []string `json:"models"`
+	Policies []string `json:"policies"`
 }
 
 func (p poolRow) table() (header, cells []string) {
-	name := p.Name
+	name, workers := p.Name, fmt.Sprint(p.Workers)
 	if p.Implicit {
 		name += " (implicit)"
 	}
-	return []string{"pool", "members", "workers", "models"}, []string{name, strings.Join(p.Members, ", "), fmt.Sprint(p.Workers), strings.Join(p.Models, ", ")}
+	if p.Ready != nil {
+		workers = fmt.Sprintf("%d of %d ready", *p.Ready, p.Workers)
+	}
+	return []string{"pool", "members", "workers", "models", "policies"},
+		[]string{name, strings.Join(p.Members, ", "), workers, strings.Join(p.Models, ", "), strings.Join(p.Policies, ", ")}
 }
 
 func poolsOf(c *resources.Catalog) []poolRow {
 	out := []poolRow{}
 	for _, p := range c.Pools {
-		r := poolRow{Name: p.Name, Implicit: p.Implicit, Members: []string{}, Models: []string{}}
+		r := poolRow{Name: p.Name, Implicit: p.Implicit, Members: []string{}, Models: plan.ModelsOf(p.Members), Policies: bases(plan.PolicyNames(p.Name, c.Policies))}
 		for _, m := range p.Members {
 			if m.Set != nil {
-				r.Members = append(r.Members, base(m.Set.Name))
-				r.Workers += len(m.Set.Workers)
+				r.Members = append(r.Members, plan.Base(m.Set.Name))
+				for i := range m.Set.Workers {
+					r.Workers += len(m.Set.Workers[i].Ranks)
+				}
 			} else {
-				r.Members = append(r.Members, base(m.Provider.Name))
+				r.Members = append(r.Members, plan.Base(m.Provider.Name))
 			}
 		}
-		for _, b := range backendsOf(p.Members) {
-			r.Models = append(r.Models, b.Models...)
-		}
-		slices.Sort(r.Models)
-		r.Models = slices.Compact(r.Models)
 		out = append(out, r)
 	}
 	return out
 }
+
+func livePools(c *adminv1.GetCatalogResponse) []poolRow {
+	out := []poolRow{}
+	for _, p := range c.Pools {
+		ready := int(p.ReadyWorkers)
+		out = append(out, poolRow{
+			Name: p.Name, Implicit: p.Implicit, Members: bases(append(append([]string{}, p.WorkerSets...), p.Providers...)), Workers: int(p.Workers), Ready: &ready,
+			Models: list(p.Models), Policies: bases(p.Policies),
+		})
+	}
+	return out
+}
+
+// bases are names without their namespace.
+func bases(names []string) []string {
+	out := make([]string, len(names))
+	for i, n := range names {
+		out[i] = plan.Base(n)
+	}
+	return out
+}
+
+// list is not nil, so that JSON has [] and not null.
+func list(names []string) []string { return append([]string{}, names...) }
 
 type tenantRow struct {
 	Name       string       `json:"name"`
@@ -187,6 +238,14 @@ func tenantsOf(c *resources.Catalog) []tenantRow {
 	return out
 }
 
+func liveTenants(c *adminv1.GetCatalogResponse) []tenantRow {
+	out := []tenantRow{}
+	for _, t := range c.Tenants {
+		out = append(out, tenantRow{t.Name, plan.Base(t.Parent), v1alpha1.QoS(t.Qos), int32(t.Weight), t.CostCenter, list(t.Limits)})
+	}
+	return out
+}
+
 type policyRow struct {
 	Name   string   `json:"name"`
 	Pools  []string `json:"pools"` // empty: all of the namespace
@@ -209,6 +268,18 @@ func policiesOf(c *resources.Catalog) []policyRow {
 	out := []policyRow{}
 	for _, p := range c.Policies {
 		out = append(out, policyRow{p.ID(), append([]string{}, p.Targets...), p.DryRun, p.Rules()})
+	}
+	return out
+}
+
+func livePolicies(c *adminv1.GetCatalogResponse) []policyRow {
+	out := []policyRow{}
+	for _, p := range c.Policies {
+		r := policyRow{p.Name, list(p.Pools), p.DryRun, []string{}}
+		for _, rule := range p.Rules {
+			r.Rules = append(r.Rules, rule.Name)
+		}
+		out = append(out, r)
 	}
 	return out
 }

@@ -40,10 +40,6 @@ func outputFlag(cmd *cobra.Command) *output {
 	return &o
 }
 
-func routerFlag(cmd *cobra.Command) *string {
-	return cmd.Flags().String("router", "http://127.0.0.1:7102", "base URL of the router")
-}
-
 func configFlag(cmd *cobra.Command) *string {
 	return cmd.Flags().String("config", "", "folder or file of resources")
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -9,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kinference/kinference/api/v1alpha1"
+	"github.com/kinference/kinference/internal/plan"
 	"github.com/kinference/kinference/internal/policy"
 	"github.com/kinference/kinference/internal/resources"
 )
@@ -26,8 +25,10 @@ func loadConfig(errs io.Writer, path string) (*resources.Catalog, error) {
 	return c, nil
 }
 
-// plan is what requests for a model have to do with, as in the router's plan.
-type plan struct {
+// scope is what requests for a model have to do with. It is the router's plan, but
+// for catalogs without pools, such as a policy alone: there policies of one namespace
+// apply.
+type scope struct {
 	// pool is namespace/name; empty without resources.
 	pool     string
 	policies *policy.Set
@@ -36,6 +37,7 @@ type plan struct {
 	// reach are the names of models that the request may end up at.
 	reach   []string
 	catalog *resources.Catalog
+	of      *resources.Pool // nil without one
 }
 
 // backend is a profile or a provider's model.
@@ -49,76 +51,45 @@ type backend struct {
 	context int
 }
 
-// newPlan prepares a catalog for a model. A catalog without any pool may have
-// policies of one namespace, which apply then.
-func newPlan(c *resources.Catalog, model string) (*plan, error) {
-	out := &plan{catalog: c}
-	var pool *resources.Pool
+func newScope(c *resources.Catalog, model string) (*scope, error) {
+	out := &scope{catalog: c}
 	if m := c.Models[model]; m != nil {
-		// Of several the first by name, as in the router.
-		for _, o := range m.Offers {
-			pool = first(pool, o.Pool)
-		}
-		for _, o := range m.External {
-			pool = first(pool, o.Pool)
-		}
+		out.of = plan.PoolOf(m)
 	}
 	switch {
-	case pool != nil:
-		out.pool = pool.Name
+	case out.of != nil:
+		out.pool = out.of.Name
+		out.backends = backendsOf(out.of.Members)
 	case len(c.Models) > 0:
 		return nil, fmt.Errorf("no pool serves the model %q: there are %s", model, strings.Join(slices.Sorted(maps.Keys(c.Models)), ", "))
 	case len(c.Policies) > 0:
-		out.pool = c.Policies[0].Namespace + "/default"
-	}
-	ns, name, _ := strings.Cut(out.pool, "/")
-	var own []*policy.Policy
-	for _, p := range c.Policies {
-		switch {
-		case p.Namespace == ns:
-			own = append(own, p)
-		case pool == nil:
-			return nil, fmt.Errorf("there are policies of %s and %s but no pool that says whose count: give one namespace only", ns, p.Namespace)
+		ns := c.Policies[0].Namespace
+		out.pool = ns + "/default"
+		for _, p := range c.Policies {
+			if p.Namespace != ns {
+				return nil, fmt.Errorf("there are policies of %s and %s but no pool that says whose count: give one namespace only", ns, p.Namespace)
+			}
 		}
 	}
-	out.policies = policy.NewSet(name, own)
+	out.policies = plan.PoliciesOf(out.pool, c.Policies)
 	out.reach = append(out.policies.Models(model), model)
-	if pool != nil {
-		out.backends = backendsOf(pool.Members)
-	}
 	return out, nil
-}
-
-func first(a, b *resources.Pool) *resources.Pool {
-	if a == nil || b.Name < a.Name {
-		return b
-	}
-	return a
 }
 
 func backendsOf(members []resources.Member) []backend {
 	var out []backend
-	for _, m := range members {
-		switch {
-		case m.Set != nil:
-			for _, p := range m.Set.Profiles {
-				b := &policy.Backend{Type: v1alpha1.BackendLocal, Name: base(m.Set.Name), Models: p.Names, Labels: m.Set.Labels}
-				out = append(out, backend{b, m.Set.Name, p.ID, p.MaxModelLen})
-			}
-		case m.Provider != nil:
-			for _, p := range m.Provider.Models {
-				b := &policy.Backend{Type: v1alpha1.BackendProvider, Name: base(m.Provider.Name), Models: p.Names, Labels: m.Provider.Labels}
-				out = append(out, backend{b, m.Provider.Name, "", 0})
-			}
+	for _, t := range plan.TargetsOf(members) {
+		b := backend{Backend: t.Backend, name: t.Name()}
+		if t.Profile != nil {
+			b.profile, b.context = t.Profile.ID, t.Profile.MaxModelLen
 		}
+		out = append(out, b)
 	}
 	return out
 }
 
-func base(name string) string { return name[strings.LastIndexByte(name, '/')+1:] }
-
 // qualify makes namespace/name of a name in the pool's namespace.
-func (p *plan) qualify(name string) string {
+func (p *scope) qualify(name string) string {
 	ns, _, ok := strings.Cut(p.pool, "/")
 	if !ok || strings.Contains(name, "/") {
 		return name
@@ -127,23 +98,17 @@ func (p *plan) qualify(name string) string {
 }
 
 // reaches tells whether requests may end up at a backend.
-func (p *plan) reaches(b *policy.Backend) bool {
+func (p *scope) reaches(b *policy.Backend) bool {
 	return slices.ContainsFunc(b.Models, func(n string) bool { return slices.Contains(p.reach, n) })
 }
 
-// tenant adds what the resources say of the caller: the tenants above it, and its
-// QoS where the request names none.
-func (p *plan) tenant(r *policy.Request) {
-	if len(r.Tenants) == 1 {
-		for _, t := range p.catalog.Tenants {
-			if t.Name == p.qualify(r.Tenants[0]) {
-				r.Tenants = t.Chain()
-				r.QoS = cmp.Or(r.QoS, t.QoS)
-				break
-			}
-		}
+// tenant adds what the resources say of the caller.
+func (p *scope) tenant(r *policy.Request) {
+	pool := p.of
+	if pool == nil {
+		pool = &resources.Pool{Name: p.pool}
 	}
-	r.QoS = cmp.Or(r.QoS, v1alpha1.QoSInteractive)
+	plan.Complete(p.catalog, pool, r)
 }
 
 // candidate is an endpoint with what a record says of it beside.

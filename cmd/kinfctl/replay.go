@@ -1,13 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
-	"math"
 	"os"
 	"slices"
 	"strings"
@@ -17,43 +17,57 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/encoding/protojson"
 
-	"github.com/kinference/kinference/api/v1alpha1"
-	"github.com/kinference/kinference/internal/policy"
+	"github.com/kinference/kinference/internal/replay"
 	"github.com/kinference/kinference/internal/resources"
-	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
+	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 )
 
 func replayCommand() *cobra.Command {
-	var decisions string
+	var decisions, usage string
 	cmd := &cobra.Command{
-		Use:   "replay --config DIR --decisions FILE",
+		Use:   "replay --config DIR (--decisions FILE | --usage FILE)",
 		Short: "Show how recorded decisions would change under other policies",
-		Long: `Show how recorded decisions would change under the policies of a folder: how many, from where to where, and the predicted time to
-first token before and after. The file holds records as kinfctl explain -o json prints them, one after the other.
+		Long: `Show how recorded decisions would change under the policies of a folder: how many, from where to where, and cost and predicted time to
+first token before and after.
 
-A record does not hold everything that policies look at, and the report says how that is made up for. Each request is taken by
-itself: what other requests would have changed is not followed.`,
+--decisions takes records as kinfctl decisions or explain -o json prints them, one after the other. They hold all that policies looked
+at, so the same policies decide the same; what others look at beyond that is taken as the report says.
+
+--usage takes usage events, as kinfctl usage export writes them: JSON lines, or one array. They hold neither loads nor headers: every
+worker set is one endpoint that is ready and idle, and takes and costs what it did on average in the log; a provider costs its price.
+
+Each request is taken by itself: what another decision would have changed for later requests is not followed.`,
+		Example: `  kinfctl decisions --finished --recent 2048 -o json > decisions.jsonl
+  kinfctl replay --config conf --decisions decisions.jsonl`,
 		Args: cobra.NoArgs,
 	}
 	out, config := outputFlag(cmd), configFlag(cmd)
 	cmd.Flags().StringVar(&decisions, "decisions", "", "file of records")
+	cmd.Flags().StringVar(&usage, "usage", "", "file of usage events")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if *config == "" || decisions == "" {
-			return usageError{errors.New("give --config and --decisions")}
+		path := decisions + usage
+		if *config == "" || (decisions == "") == (usage == "") {
+			return usageError{errors.New("give --config, and --decisions or --usage")}
 		}
 		catalog, err := loadConfig(cmd.ErrOrStderr(), *config)
 		if err != nil {
 			return err
 		}
-		f, err := os.Open(decisions)
+		f, err := os.Open(path)
 		if err != nil {
 			return usageError{err}
 		}
 		defer f.Close()
-		report, err := replay(catalog, f)
-		if err != nil {
-			return fmt.Errorf("read %s: %w", decisions, err)
+		report := newReport()
+		if usage != "" {
+			err = report.events(replay.New(catalog), f)
+		} else {
+			err = report.records(catalog, f)
 		}
+		if err != nil {
+			return fmt.Errorf("read %s: %w", path, err)
+		}
+		report.finish()
 		return out.print(cmd.OutOrStdout(), report, report.print)
 	}
 	return cmd
@@ -64,51 +78,90 @@ type replayReport struct {
 	Decisions int `json:"decisions"`
 	// Changed of them would do something else, or go to another endpoint.
 	Changed int `json:"changed"`
-	// Unknown asked for models that no pool serves now; they are no part of the
-	// above.
+	// Unknown asked for models that no pool serves now, or were refused before any
+	// decision; they are no part of the above.
 	Unknown int `json:"unknown"`
-	// Compared decisions have a prediction before and after; means in seconds.
-	Compared   int       `json:"compared"`
-	TTFTBefore float64   `json:"predictedSecondsBefore"`
-	TTFTAfter  float64   `json:"predictedSecondsAfter"`
-	Changes    []*change `json:"changes"`
-	Lacks      []string  `json:"lacks"`
+	compared
+	Changes []*change `json:"changes"`
+	Lacks   []string  `json:"lacks"`
+
+	byPlace map[[2]string]*change
+	lacks   [replay.NumLacks]int
+}
+
+// compared sums up what is known both before and after; means in seconds, and sums of
+// money.
+type compared struct {
+	Compared   int     `json:"compared"`
+	TTFTBefore float64 `json:"predictedSecondsBefore"`
+	TTFTAfter  float64 `json:"predictedSecondsAfter"`
+	Priced     int     `json:"priced"`
+	CostBefore float64 `json:"costBefore"`
+	CostAfter  float64 `json:"costAfter"`
 }
 
 // change gathers decisions that change in the same way. From and To are worker
 // sets, providers or what is done instead.
 type change struct {
-	From       string  `json:"from"`
-	To         string  `json:"to"`
-	Decisions  int     `json:"decisions"`
-	Compared   int     `json:"compared"`
-	TTFTBefore float64 `json:"predictedSecondsBefore"`
-	TTFTAfter  float64 `json:"predictedSecondsAfter"`
+	From      string `json:"from"`
+	To        string `json:"to"`
+	Decisions int    `json:"decisions"`
+	compared
 }
 
-// lacks counts what records do not hold.
-type lacks struct{ tags, headers, unmeasured, providers, gone int }
+// lackWords say how what is not recorded was made up for.
+var lackWords = [replay.NumLacks]string{
+	replay.OldFormat:   "records of an older version, which hold less: QoS and endpoint taken as usual, tags as unknown, loads as sampled, cost as equal",
+	replay.Headers:     "headers, which rules read: taken as absent",
+	replay.Claims:      "claims, which rules read: taken as absent",
+	replay.Cut:         "tenants, tools or tags beyond the bounds of a record: taken as absent",
+	replay.Memory:      "whether a threshold with an end of its own still held: taken as over",
+	replay.Windows:     "means over a window that rules look at: that of 30 s taken for it",
+	replay.Omitted:     "endpoints beyond the bounds of a record: left out",
+	replay.Unseen:      "worker sets that the former policies sent nothing to: left out",
+	replay.Unpredicted: "the prediction for a provider: taken as slower than any worker's",
+	replay.Gone:        "worker sets and providers that the pool does not have now: left out",
+	replay.Unranked:    "what the scheduling policy would have picked: the recorded order taken for it",
+	replay.Approximate: "loads, single workers and predictions: all taken as ready, idle and as fast as on average in the log",
+}
 
-func (l *lacks) text() []string {
-	out := []string{"QoS, tokens of the answer, claims and endpoint of requests: taken as the tenant's or interactive, no limit, none and ChatCompletions",
-		"means of loads: what was measured at the decision stands for them", "E2E time and cost: equal for all"}
-	say := func(n int, what string) {
-		if n > 0 {
-			out = append(out, fmt.Sprintf("%s in %d decisions", what, n))
+func newReport() *replayReport {
+	return &replayReport{Changes: []*change{}, byPlace: map[[2]string]*change{}, Lacks: []string{}}
+}
+
+// records decides about each record anew.
+func (r *replayReport) records(c *resources.Catalog, in io.Reader) error {
+	p := replay.New(c)
+	dec := json.NewDecoder(in)
+	for n := 1; ; n++ {
+		var raw json.RawMessage
+		err := dec.Decode(&raw)
+		if errors.Is(err, io.EOF) {
+			return nil
 		}
+		d := &adminv1.Decision{}
+		if err == nil {
+			err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(raw, d)
+		}
+		if err != nil {
+			return fmt.Errorf("record %d: %w", n, err)
+		}
+		r.add(p.Decision(d))
 	}
-	say(l.tags, "tags, which rules read: taken as unknown")
-	say(l.headers, "headers, which rules read: taken as absent")
-	say(l.unmeasured, "load and prediction of workers that a rule dropped: taken as busy and slowest")
-	say(l.providers, "the prediction for providers: taken as slower than any worker's")
-	say(l.gone, "worker sets and providers that the pool does not have now: left out")
-	return out
 }
 
-// replay evaluates the policies for each record.
-func replay(c *resources.Catalog, in io.Reader) (*replayReport, error) {
-	out := &replayReport{Changes: []*change{}}
-	plans, changes, l := map[string]*plan{}, map[[2]string]*change{}, lacks{}
+// events decides about each usage event anew, once per id.
+func (r *replayReport) events(p *replay.Replayer, in io.Reader) error {
+	var all []replay.Usage
+	seen := map[string]bool{}
+	take := func(u replay.Usage) {
+		if u.ID != "" && seen[u.ID] {
+			return
+		}
+		seen[u.ID] = true
+		all = append(all, u)
+		p.Learn(&u)
+	}
 	dec := json.NewDecoder(in)
 	for n := 1; ; n++ {
 		var raw json.RawMessage
@@ -116,223 +169,87 @@ func replay(c *resources.Catalog, in io.Reader) (*replayReport, error) {
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		d := &routerv1.Decision{}
-		if err == nil {
-			err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(raw, d)
+		var list []replay.Usage
+		if err == nil && bytes.HasPrefix(bytes.TrimSpace(raw), []byte("[")) {
+			err = json.Unmarshal(raw, &list)
+		} else if err == nil {
+			list = make([]replay.Usage, 1)
+			err = json.Unmarshal(raw, &list[0])
 		}
 		if err != nil {
-			return nil, fmt.Errorf("record %d: %w", n, err)
+			return fmt.Errorf("event %d: %w", n, err)
 		}
-		p, ok := plans[d.Model]
-		if !ok {
-			p, _ = newPlan(c, d.Model) // nil: no pool serves it
-			plans[d.Model] = p
+		for _, u := range list {
+			take(u)
 		}
-		if p == nil {
-			out.Unknown++
-			continue
-		}
-		before, after := again(p, d, &l)
-		out.add(changes, before, after)
 	}
-	out.Changes = slices.SortedFunc(maps.Values(changes), func(a, b *change) int {
-		return cmp.Or(b.Decisions-a.Decisions, strings.Compare(a.From, b.From), strings.Compare(a.To, b.To))
-	})
-	for _, x := range out.Changes {
-		x.TTFTBefore, x.TTFTAfter = mean(x.TTFTBefore, x.Compared), mean(x.TTFTAfter, x.Compared)
+	for i := range all {
+		r.add(p.Event(&all[i]))
 	}
-	out.TTFTBefore, out.TTFTAfter = mean(out.TTFTBefore, out.Compared), mean(out.TTFTAfter, out.Compared)
-	out.Lacks = l.text()
-	return out, nil
+	return nil
 }
 
-func mean(sum float64, n int) float64 {
-	if n == 0 {
-		return 0
+func (r *replayReport) add(x replay.Result, known bool) {
+	if !known {
+		r.Unknown++
+		return
 	}
-	return sum / float64(n)
-}
-
-// outcome is a decision, before or after.
-type outcome struct {
-	// what was done: an endpoint's id, or an action.
-	what string
-	// where: the worker set or provider, or the action.
-	where string
-	// ttft is unpredicted when it is not known.
-	ttft time.Duration
-}
-
-// unpredicted is slower than any prediction.
-const unpredicted = time.Duration(math.MaxInt64)
-
-func (r *replayReport) add(changes map[[2]string]*change, before, after outcome) {
 	r.Decisions++
-	compared := before.ttft != unpredicted && after.ttft != unpredicted
-	if compared {
-		r.Compared++
-		r.TTFTBefore += before.ttft.Seconds()
-		r.TTFTAfter += after.ttft.Seconds()
+	for l, lacks := range x.Lacks {
+		if lacks {
+			r.lacks[l]++
+		}
 	}
-	if before.what == after.what {
+	r.compared.add(&x)
+	if !x.Changed {
 		return
 	}
 	r.Changed++
-	key := [2]string{before.where, after.where}
-	x := changes[key]
-	if x == nil {
-		x = &change{From: key[0], To: key[1]}
-		changes[key] = x
+	key := [2]string{x.Before.Where(), x.After.Where()}
+	c := r.byPlace[key]
+	if c == nil {
+		c = &change{From: key[0], To: key[1]}
+		r.byPlace[key] = c
 	}
-	x.Decisions++
-	if compared {
-		x.Compared++
-		x.TTFTBefore += before.ttft.Seconds()
-		x.TTFTAfter += after.ttft.Seconds()
+	c.Decisions++
+	c.compared.add(&x)
+}
+
+func (c *compared) add(x *replay.Result) {
+	if x.Before.TTFT != replay.Unknown && x.After.TTFT != replay.Unknown {
+		c.Compared++
+		c.TTFTBefore += x.Before.TTFT.Seconds()
+		c.TTFTAfter += x.After.TTFT.Seconds()
+	}
+	if x.Before.Cost > 0 && x.After.Cost > 0 { // 0: the backend has no price
+		c.Priced++
+		c.CostBefore += x.Before.Cost
+		c.CostAfter += x.After.Cost
 	}
 }
 
-// again decides about a recorded request anew.
-func again(p *plan, d *routerv1.Decision, l *lacks) (before, after outcome) {
-	r := &policy.Request{ID: d.RequestId, Model: d.Model, Endpoint: v1alpha1.EndpointChatCompletions}
-	if d.Tenant != "" {
-		r.Tenants = []string{base(d.Tenant)}
+// mean turns sums of times into means.
+func (c *compared) mean() {
+	if c.Compared > 0 {
+		c.TTFTBefore /= float64(c.Compared)
+		c.TTFTAfter /= float64(c.Compared)
 	}
-	p.tenant(r)
-	list := recorded(p, d, l)
-	for _, c := range d.Candidates {
-		r.PromptTokens = max(r.PromptTokens, int(c.PromptTokens))
-	}
-	if p.policies.ReadsTags(d.Model) {
-		l.tags++
-	}
-	if p.policies.ReadsHeaders(d.Model) {
-		l.headers++
-	}
-	f := fleetOf(list)
-	f.Rank = func(order []int) { rank(order, f, d.Chosen) }
-	v := p.policies.Evaluate(r, f)
+}
 
-	before = outcome{what: d.Chosen, where: d.Chosen, ttft: unpredicted}
-	if d.Chosen == "" {
-		action := policy.Unavailable.String()
-		if d.Verdict != nil {
-			action = d.Verdict.Action
+// finish sorts and words what was gathered.
+func (r *replayReport) finish() {
+	r.Changes = slices.AppendSeq(r.Changes, maps.Values(r.byPlace))
+	slices.SortFunc(r.Changes, func(a, b *change) int {
+		return cmp.Or(b.Decisions-a.Decisions, strings.Compare(a.From, b.From), strings.Compare(a.To, b.To))
+	})
+	for _, c := range r.Changes {
+		c.mean()
+	}
+	r.mean()
+	for l, n := range r.lacks {
+		if n > 0 {
+			r.Lacks = append(r.Lacks, fmt.Sprintf("%s, in %d decisions", lackWords[l], n))
 		}
-		before.what, before.where = action, action
-	}
-	// The first by this id: a worker may stand there again, under a profile that
-	// was dropped.
-	if i := slices.IndexFunc(d.Candidates, func(c *routerv1.Candidate) bool { return c.Worker == d.Chosen }); i >= 0 {
-		before.where, before.ttft = setOf(d.Candidates[i]), ttftOf(d.Candidates[i])
-	}
-	after = outcome{what: v.Action.String(), where: v.Action.String(), ttft: unpredicted}
-	if v.Action == policy.Route {
-		c := &list[v.Order[0]]
-		after = outcome{what: c.ID, where: c.backend.name, ttft: c.TTFT}
-		if c.backend.profile == "" {
-			after.where = "provider " + c.backend.name
-		}
-	}
-	return before, after
-}
-
-// setOf is the worker set of a candidate as namespace/name; the id of a provider.
-func setOf(c *routerv1.Candidate) string {
-	parts := strings.SplitN(c.Profile, "/", 3)
-	if len(parts) < 3 {
-		return c.Worker
-	}
-	return parts[0] + "/" + parts[1]
-}
-
-func ttftOf(c *routerv1.Candidate) time.Duration {
-	if c.PredictedTtft == nil {
-		return unpredicted
-	}
-	return c.PredictedTtft.AsDuration()
-}
-
-// recorded are the candidates of a record, as the pool has them now, and those
-// providers of the pool that no record holds because nothing was against them.
-func recorded(p *plan, d *routerv1.Decision, l *lacks) []candidate {
-	var out []candidate
-	unmeasured, gone, unpredictable := 0, 0, 0
-	seen := map[string]bool{}
-	for _, c := range d.Candidates {
-		provider := strings.HasPrefix(c.Worker, "provider ")
-		at := slices.IndexFunc(p.backends, func(b backend) bool {
-			if provider {
-				return "provider "+b.name == c.Worker && b.profile == "" && p.reaches(b.Backend)
-			}
-			return b.profile == c.Profile && b.profile != ""
-		})
-		seen[c.Worker] = true
-		if at < 0 {
-			gone++
-			continue
-		}
-		b := p.backends[at]
-		e := candidate{backend: b, Endpoint: policy.Endpoint{Backend: b.Backend, ID: c.Worker, TTFT: ttftOf(c), Unfit: unfit(c.Dropped)}}
-		switch {
-		case provider:
-			if c.PredictedTtft == nil {
-				unpredictable++
-			}
-		case c.PredictedTtft == nil && e.Unfit == "":
-			unmeasured++
-		case c.SampleAge != nil:
-			e.Load = &load{queued: c.Waiting, running: c.Running, usage: c.KvUsage}
-		}
-		out = append(out, e)
-	}
-	for _, b := range p.backends {
-		if id := "provider " + b.name; b.profile == "" && !seen[id] && p.reaches(b.Backend) {
-			seen[id] = true
-			unpredictable++
-			out = append(out, candidate{backend: b, Endpoint: policy.Endpoint{Backend: b.Backend, ID: id, TTFT: unpredicted}})
-		}
-	}
-	count(&l.unmeasured, unmeasured)
-	count(&l.gone, gone)
-	count(&l.providers, unpredictable)
-	return out
-}
-
-// count counts a decision if it has any of something.
-func count(decisions *int, n int) {
-	if n > 0 {
-		*decisions++
-	}
-}
-
-// unfit is why an endpoint could not serve; empty if only a rule was against it.
-func unfit(dropped string) string {
-	for _, c := range causes {
-		if c != "" && strings.HasPrefix(dropped, c) {
-			return ""
-		}
-	}
-	return dropped
-}
-
-// Predictions closer together than this are equal (docs/decisions/0004).
-const (
-	tieShare = 0.02
-	tieLeast = 5 * time.Millisecond
-)
-
-// rank sorts by predicted TTFT; among those that are equal to the best, what was
-// chosen stays first: the scheduler knew why.
-func rank(order []int, f *policy.Fleet, chosen string) {
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(f.Endpoints[a].TTFT, f.Endpoints[b].TTFT) })
-	best := f.Endpoints[order[0]].TTFT
-	margin := max(tieLeast, time.Duration(tieShare*float64(best)))
-	at := slices.IndexFunc(order, func(i int) bool { return f.Endpoints[i].ID == chosen })
-	if at > 0 && f.Endpoints[order[at]].TTFT-best <= margin {
-		was := order[at]
-		copy(order[1:at+1], order[:at])
-		order[0] = was
 	}
 }
 
@@ -343,30 +260,43 @@ func (r *replayReport) print(w io.Writer) error {
 	}
 	fmt.Fprintln(w)
 	if r.Unknown > 0 {
-		fmt.Fprintf(w, "left out   %d: no pool serves their model\n", r.Unknown)
+		fmt.Fprintf(w, "left out   %d: no pool serves their model, or they were refused before\n", r.Unknown)
 	}
-	fmt.Fprintf(w, "predicted  %s\n\n", compared(r.Compared, r.TTFTBefore, r.TTFTAfter))
+	fmt.Fprintf(w, "predicted  %s\ncost       %s\n\n", r.ttft(), r.cost())
 	if len(r.Changes) > 0 {
 		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		fmt.Fprintln(t, "from\tto\tdecisions\tpredicted ttft")
+		fmt.Fprintln(t, "from\tto\tdecisions\tpredicted ttft\tcost")
 		for _, c := range r.Changes {
-			fmt.Fprintf(t, "%s\t%s\t%d\t%s\n", c.From, c.To, c.Decisions, compared(c.Compared, c.TTFTBefore, c.TTFTAfter))
+			fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\n", c.From, c.To, c.Decisions, c.ttft(), c.cost())
 		}
 		if err := t.Flush(); err != nil {
 			return err
 		}
 		fmt.Fprintln(w)
 	}
+	if len(r.Lacks) == 0 {
+		_, err := fmt.Fprintln(w, "the records hold all that these policies look at")
+		return err
+	}
 	_, err := fmt.Fprintf(w, "not in the records:\n  %s\n", strings.Join(r.Lacks, "\n  "))
 	return err
 }
 
-func compared(n int, before, after float64) string {
-	if n == 0 {
-		return "not known on both sides"
+const notBoth = "not known on both sides"
+
+func (c *compared) ttft() string {
+	if c.Compared == 0 {
+		return notBoth
 	}
 	d := func(s float64) string {
 		return time.Duration(s * float64(time.Second)).Round(time.Millisecond).String()
 	}
-	return fmt.Sprintf("%s, then %s (mean of %d)", d(before), d(after), n)
+	return fmt.Sprintf("%s, then %s (mean of %d)", d(c.TTFTBefore), d(c.TTFTAfter), c.Compared)
+}
+
+func (c *compared) cost() string {
+	if c.Priced == 0 {
+		return notBoth
+	}
+	return fmt.Sprintf("%.3g, then %.3g (sum of %d)", c.CostBefore, c.CostAfter, c.Priced)
 }

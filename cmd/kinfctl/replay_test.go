@@ -36,7 +36,7 @@ func TestReplay(t *testing.T) {
 }
 
 // What explain prints is what replay reads: under the same policies nothing
-// changes where those do not look at what a record lacks.
+// changes, and nothing is lacking.
 func TestReplayOfExplain(t *testing.T) {
 	var lines strings.Builder
 	for _, c := range [][2]string{{"unclassified", "fleet"}, {"clean", "fleet"}, {"batch", "fleet"}, {"batch", "busy"}, {"long", "fleet"}} {
@@ -49,12 +49,36 @@ func TestReplayOfExplain(t *testing.T) {
 	}
 	out, errs, code := kinfctl(t, "replay", "--config", "testdata/conf", "--decisions", path, "-o", "json")
 	var r replayReport
-	if err := json.Unmarshal([]byte(out), &r); err != nil || code != 0 || r.Decisions != 5 || r.Changed != 0 || r.Compared != 3 {
+	if err := json.Unmarshal([]byte(out), &r); err != nil || code != 0 || r.Decisions != 5 || r.Changed != 0 || r.Compared != 3 || len(r.Lacks) != 0 {
 		t.Errorf("%v, code %d %s\n%s", err, code, errs, out)
 	}
 }
 
-func TestReplayUsage(t *testing.T) {
+// Of a usage log only backends are known, and what they took and cost on average.
+func TestReplayUsageLog(t *testing.T) {
+	dir := conf(t, "testdata/replay/cheap.yaml")
+	for _, o := range []string{"table", "json"} {
+		out, errs, code := kinfctl(t, "replay", "--config", dir, "--usage", "testdata/replay/usage.jsonl", "-o", o)
+		if code != 0 {
+			t.Errorf("code %d: %s", code, errs)
+		}
+		golden(t, "testdata/replay/usage."+o+".golden", out)
+	}
+	raw, err := os.ReadFile("testdata/replay/usage.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "array.json")
+	if err := os.WriteFile(path, []byte("["+strings.ReplaceAll(strings.TrimSpace(string(raw)), "\n", ",")+"]"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	lines, _, _ := kinfctl(t, "replay", "--config", dir, "--usage", "testdata/replay/usage.jsonl")
+	if array, errs, _ := kinfctl(t, "replay", "--config", dir, "--usage", path); array != lines {
+		t.Errorf("as an array: %s %s", errs, array)
+	}
+}
+
+func TestReplayMisused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "decisions")
 	if err := os.WriteFile(path, []byte("{\"model\":\"m\"}\n{\"model\":7}\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -64,7 +88,7 @@ func TestReplayUsage(t *testing.T) {
 		code int
 		want string
 	}{
-		{nil, 2, "give --config and --decisions"},
+		{nil, 2, "give --config, and --decisions or --usage"},
 		{[]string{"--config", "testdata/conf", "--decisions", "nowhere"}, 2, "nowhere"},
 		{[]string{"--config", "testdata/conf", "--decisions", path}, 1, "record 2: "},
 		{[]string{"--config", "nowhere", "--decisions", path}, 1, "nowhere"},

@@ -1,79 +1,45 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
-	"net/http"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/kinference/kinference/internal/rpc"
+	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
+	"github.com/kinference/kinference/proto/gen/kinference/admin/v1/adminv1connect"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
-	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
 )
 
 func statusCommand() *cobra.Command {
-	var routerURL, output string
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the workers, and whether what is predicted agrees with what they do",
 		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "" && output != "json" {
-				return usageError{fmt.Errorf("output %q is unknown: want json", output)}
-			}
-			if output == "json" {
-				return statusJSON(cmd.Context(), cmd.OutOrStdout(), routerURL)
-			}
-			client := rpc.Client(cmd.Context(), routerURL, routerv1connect.NewRouterServiceClient)
-			s, err := client.Status(cmd.Context(), &routerv1.StatusRequest{})
-			if err != nil {
-				return fmt.Errorf("ask router: %w", err)
-			}
-			return printStatus(cmd.OutOrStdout(), s, time.Now())
-		},
 	}
-	cmd.Flags().StringVar(&routerURL, "router", "http://127.0.0.1:7102", "base URL of the router")
-	cmd.Flags().StringVarP(&output, "output", "o", "", "json for all that is known, else tables")
+	out, admin := outputFlag(cmd), adminFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		s, err := askStatus(cmd.Context(), admin)
+		if err != nil {
+			return err
+		}
+		return out.print(cmd.OutOrStdout(), s, func(w io.Writer) error { return printStatus(w, s, time.Now()) })
+	}
 	return cmd
 }
 
-// statusJSON asks for the answer in JSON, which every RPC port speaks, and only
-// indents it. What is absent from it is 0, false or empty.
-func statusJSON(ctx context.Context, w io.Writer, routerURL string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimRight(routerURL, "/")+routerv1connect.RouterServiceStatusProcedure, strings.NewReader("{}"))
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return fmt.Errorf("ask router: %w", err)
-	}
-	defer resp.Body.Close()
-	raw, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return fmt.Errorf("ask router: %w", err)
-	}
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("ask router: status %d", resp.StatusCode)
-	}
-	var out bytes.Buffer
-	if err := json.Indent(&out, raw, "", "  "); err != nil {
-		return fmt.Errorf("read the router's answer: %w", err)
-	}
-	out.WriteByte('\n')
-	_, err = out.WriteTo(w)
-	return err
+// askStatus asks for the state of the fleet.
+func askStatus(ctx context.Context, a *admin) (*adminv1.StatusResponse, error) {
+	return ask(ctx, a, func(ctx context.Context, c adminv1connect.AdminServiceClient) (*adminv1.StatusResponse, error) {
+		return c.Status(ctx, &adminv1.StatusRequest{})
+	})
 }
 
-func printStatus(w io.Writer, s *routerv1.StatusResponse, now time.Time) error {
+func printStatus(w io.Writer, s *adminv1.StatusResponse, now time.Time) error {
 	tracker := "followed"
 	if !s.GetTrackerConnected() {
 		tracker = "away"
@@ -110,21 +76,21 @@ func printStatus(w io.Writer, s *routerv1.StatusResponse, now time.Time) error {
 	return t.Flush()
 }
 
-func source(p *routerv1.ProfileStatus) string {
+func source(p *adminv1.ProfileStatus) string {
 	switch p.GetSource() {
-	case routerv1.TokenSource_TOKEN_SOURCE_LOCAL:
+	case adminv1.TokenSource_TOKEN_SOURCE_LOCAL:
 		if p.GetPassTokenIds() {
 			return "tokenizer, passed on"
 		}
 		return "tokenizer"
-	case routerv1.TokenSource_TOKEN_SOURCE_DISTRUSTED:
+	case adminv1.TokenSource_TOKEN_SOURCE_DISTRUSTED:
 		return "workers, not tokenizer"
 	}
 	return "workers"
 }
 
-func tokens(p *routerv1.ProfileStatus) string {
-	if p.GetSource() == routerv1.TokenSource_TOKEN_SOURCE_ASKED {
+func tokens(p *adminv1.ProfileStatus) string {
+	if p.GetSource() == adminv1.TokenSource_TOKEN_SOURCE_ASKED {
 		return "-"
 	}
 	text := verdict(p.GetTokens(), p.GetTokensCause())
@@ -134,7 +100,7 @@ func tokens(p *routerv1.ProfileStatus) string {
 	return text
 }
 
-func cached(p *routerv1.ProfileStatus) string {
+func cached(p *adminv1.ProfileStatus) string {
 	text := verdict(p.GetCached(), p.GetCachedCause())
 	if list := p.GetCachedDiffers(); len(list) > 0 {
 		text += " at " + list[0]
@@ -158,7 +124,7 @@ func verdict(s routerv1.ParityState, c routerv1.ParityCause) string {
 	return text
 }
 
-func follows(i *routerv1.WorkerIndex) string {
+func follows(i *adminv1.WorkerIndex) string {
 	switch {
 	case !i.GetLive():
 		return "not followed"

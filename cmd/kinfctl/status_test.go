@@ -3,12 +3,10 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"io"
-	"net/http"
-	"net/http/httptest"
 	"testing"
 	"time"
 
+	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 )
 
@@ -18,19 +16,19 @@ func TestPrintStatus(t *testing.T) {
 		differs = routerv1.ParityState_PARITY_STATE_DIFFERS
 	)
 	now := time.Unix(1000, 0)
-	s := &routerv1.StatusResponse{
+	s := &adminv1.StatusResponse{
 		CatalogVersion: 7, TrackerConnected: true,
-		Profiles: []*routerv1.ProfileStatus{
-			{Profile: "n/s/m", Source: routerv1.TokenSource_TOKEN_SOURCE_LOCAL, PassTokenIds: true, BlockSize: 16, Tokens: agrees, WorkersAgree: 2, WorkersDiffer: 1,
-				Cached: agrees, CachedCounts: &routerv1.CachedCounts{Agree: 40, TooFew: 1, TooMany: 2}},
-			{Profile: "n/t/m", Source: routerv1.TokenSource_TOKEN_SOURCE_DISTRUSTED, Tokens: differs, TokensCause: routerv1.ParityCause_PARITY_CAUSE_TEMPLATE, WorkersDiffer: 1,
+		Profiles: []*adminv1.ProfileStatus{
+			{Profile: "n/s/m", Source: adminv1.TokenSource_TOKEN_SOURCE_LOCAL, PassTokenIds: true, BlockSize: 16, Tokens: agrees, WorkersAgree: 2, WorkersDiffer: 1,
+				Cached: agrees, CachedCounts: &adminv1.CachedCounts{Agree: 40, TooFew: 1, TooMany: 2}},
+			{Profile: "n/t/m", Source: adminv1.TokenSource_TOKEN_SOURCE_DISTRUSTED, Tokens: differs, TokensCause: routerv1.ParityCause_PARITY_CAUSE_TEMPLATE, WorkersDiffer: 1,
 				Cached: differs, CachedCause: routerv1.ParityCause_PARITY_CAUSE_BLOCK_SIZE, CachedDiffers: []string{"x/0", "y/0"}},
-			{Profile: "n/u/m", Source: routerv1.TokenSource_TOKEN_SOURCE_ASKED, CachedCause: routerv1.ParityCause_PARITY_CAUSE_NOT_REPORTED},
+			{Profile: "n/u/m", Source: adminv1.TokenSource_TOKEN_SOURCE_ASKED, CachedCause: routerv1.ParityCause_PARITY_CAUSE_NOT_REPORTED},
 		},
-		Workers: []*routerv1.WorkerStatus{
+		Workers: []*adminv1.WorkerStatus{
 			{Worker: "x/0", Ready: true, BlockSize: 16, MaxModelLen: 4096, Tokens: agrees, TokensCheckedUnixNanos: time.Unix(940, 0).UnixNano()},
-			{Worker: "y/0", Reason: "no answer", Index: &routerv1.WorkerIndex{Live: true}},
-			{Worker: "z/0", Ready: true, Index: &routerv1.WorkerIndex{}},
+			{Worker: "y/0", Reason: "no answer", Index: &adminv1.WorkerIndex{Live: true}},
+			{Worker: "z/0", Ready: true, Index: &adminv1.WorkerIndex{}},
 			{Worker: "zz/0", Ready: true},
 		},
 	}
@@ -60,20 +58,8 @@ zz/0    yes        -       -      -        unknown       -       -    unchecked 
 }
 
 func TestStatusJSON(t *testing.T) {
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/kinference.router.v1.RouterService/Status" || r.Method != http.MethodPost {
-			w.WriteHeader(http.StatusNotFound)
-			return
-		}
-		_, _ = io.WriteString(w, `{"catalogVersion":"7"}`)
-	}))
-	defer srv.Close()
-	var out bytes.Buffer
-	if err := statusJSON(t.Context(), &out, srv.URL+"/"); err != nil || out.String() != "{\n  \"catalogVersion\": \"7\"\n}\n" {
-		t.Errorf("got %q, %v", out.String(), err)
-	}
-	srv.Config.Handler = http.NotFoundHandler()
-	if err := statusJSON(t.Context(), &out, srv.URL); err == nil {
-		t.Error("no error for status 404")
+	serve(t, &adminv1.StatusResponse{CatalogVersion: 7})
+	if out, errs, code := kinfctl(t, "status", "-o", "json"); code != 0 || out != `{"catalogVersion":"7"}`+"\n" {
+		t.Errorf("%d %s: %s", code, errs, out)
 	}
 }

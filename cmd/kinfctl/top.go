@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
+	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 )
 
 func topCommand() *cobra.Command {
@@ -17,14 +17,15 @@ func topCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Show the workers live",
-		Long: `Show the workers live, anew each second until interrupted: whether each is ready, how old its newest load sample is, what the index
-knows of its cache and how late its events are.`,
+		Long: `Show the workers live, anew each second until interrupted: whether each is ready, the prompts that wait and run in the engine with
+their means over 30 s, the share of its KV cache in use, our requests in flight, and of the requests that ended there in the last
+five minutes the share of prompt tokens that were cached and the mean time to first token. Providers follow with what is known.`,
 		Args: cobra.NoArgs,
 	}
-	routerURL := routerFlag(cmd)
+	admin := adminFlags(cmd)
 	cmd.Flags().BoolVar(&once, "once", false, "show them once")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		ask := func() (*routerv1.StatusResponse, error) { return askStatus(cmd.Context(), *routerURL) }
+		ask := func() (*adminv1.StatusResponse, error) { return askStatus(cmd.Context(), admin) }
 		if once {
 			s, err := ask()
 			if err != nil {
@@ -44,7 +45,7 @@ const clear = "\x1b[H\x1b[2J"
 
 // top prints at once and at each tick until the context ends. A router that was
 // there once may go away for a while.
-func top(ctx context.Context, w io.Writer, tick <-chan time.Time, ask func() (*routerv1.StatusResponse, error)) error {
+func top(ctx context.Context, w io.Writer, tick <-chan time.Time, ask func() (*adminv1.StatusResponse, error)) error {
 	for seen := false; ; {
 		s, err := ask()
 		switch {
@@ -69,19 +70,44 @@ func top(ctx context.Context, w io.Writer, tick <-chan time.Time, ask func() (*r
 	}
 }
 
-func printTop(w io.Writer, s *routerv1.StatusResponse) error {
+func printTop(w io.Writer, s *adminv1.StatusResponse) error {
 	ready := 0
 	for _, x := range s.GetWorkers() {
 		if x.GetReady() {
 			ready++
 		}
 	}
-	fmt.Fprintf(w, "catalog version %d, %d of %d workers ready\n\n", s.GetCatalogVersion(), ready, len(s.GetWorkers()))
+	fmt.Fprintf(w, "catalog version %d, %d of %d workers ready, %d requests wait for one\n\n", s.GetCatalogVersion(), ready, len(s.GetWorkers()), s.GetQueued())
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "worker\tready\tsample\tcache\tblocks\tlag")
+	fmt.Fprintln(t, "worker\tready\tqueue\t30s\trunning\t30s\tkv\t30s\tin flight\tcache hits\tttft\trequests")
 	for _, x := range s.GetWorkers() {
 		r := rowOf(x)
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", x.GetWorker(), r.ready, r.sample, r.cache, r.blocks, r.lag)
+		hits, ttft, n := recent(x.GetRecent())
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", x.GetWorker(), r.ready, r.queue, r.meanQueue, r.running, r.meanRunning, r.kv, r.meanKV, x.GetInFlight(), hits, ttft, n)
+	}
+	for _, x := range s.GetProviders() {
+		_, ttft, n := recent(x.GetRecent())
+		ready := "yes"
+		if x.Concurrency > 0 && x.InFlight >= x.Concurrency {
+			ready = "full"
+		}
+		fmt.Fprintf(t, "provider %s\t%s\t-\t-\t-\t-\t-\t-\t%d\t-\t%s\t%s\n", x.GetProvider(), ready, x.GetInFlight(), ttft, n)
 	}
 	return t.Flush()
+}
+
+// recent sums up what ended lately: the share of prompt tokens that were cached, the
+// time to first token, and how many requests.
+func recent(r *adminv1.RecentRequests) (hits, ttft, n string) {
+	hits, ttft, n = "-", "-", "-"
+	if r == nil {
+		return hits, ttft, n
+	}
+	if r.PromptTokens > 0 {
+		hits = fmt.Sprintf("%.0f %%", 100*float64(r.CachedTokens)/float64(r.PromptTokens))
+	}
+	if r.Ttft != nil {
+		ttft = ms(r.Ttft)
+	}
+	return hits, ttft, fmt.Sprint(r.Requests)
 }

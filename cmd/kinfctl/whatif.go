@@ -15,8 +15,11 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kinference/kinference/api/v1alpha1"
+	"github.com/kinference/kinference/internal/plan"
 	"github.com/kinference/kinference/internal/policy"
+	"github.com/kinference/kinference/internal/replay"
 	"github.com/kinference/kinference/internal/resources"
+	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 )
 
@@ -105,7 +108,7 @@ func (d *duration) UnmarshalJSON(raw []byte) error {
 
 // candidates are the endpoints of the file, those of known worker sets once for
 // each of their models that the request could end up at.
-func (f *fleetFile) candidates(p *plan, promptTokens int) ([]candidate, error) {
+func (f *fleetFile) candidates(p *scope, promptTokens int) ([]candidate, error) {
 	known := slices.Clone(p.backends)
 	elsewhere := members(p.catalog)
 	var out []candidate
@@ -136,7 +139,7 @@ func (f *fleetFile) candidates(p *plan, promptTokens int) ([]candidate, error) {
 		}
 		switch {
 		case len(e.Models) > 0:
-			b := backend{&policy.Backend{Type: kind, Name: base(name), Models: e.Models}, p.qualify(name), "", 0}
+			b := backend{&policy.Backend{Type: kind, Name: plan.Base(name), Models: e.Models}, p.qualify(name), "", 0}
 			if len(found) > 0 {
 				b.Labels = found[0].Labels
 			}
@@ -168,7 +171,7 @@ func (f *fleetFile) candidates(p *plan, promptTokens int) ([]candidate, error) {
 
 // reachable keeps the backends that the request could end up at; one if it is
 // none, so that the endpoint is spoken of.
-func reachable(p *plan, list []backend) []backend {
+func reachable(p *scope, list []backend) []backend {
 	var out []backend
 	for _, b := range list {
 		if p.reaches(b.Backend) {
@@ -224,9 +227,35 @@ func readYAML(path string, into any) error {
 // whatIf is a request decided offline.
 type whatIf struct {
 	request    *policy.Request
-	plan       *plan
+	scope      *scope
 	candidates []candidate
 	decision   policy.Decision
+}
+
+// readRequest reads a request that the router is to be asked about.
+func readRequest(path string) (*adminv1.EvaluateRequest, error) {
+	var f requestFile
+	if err := readYAML(path, &f); err != nil {
+		return nil, err
+	}
+	r, err := f.request()
+	if err != nil {
+		return nil, usageError{fmt.Errorf("%s: %w", path, err)}
+	}
+	out := &adminv1.EvaluateRequest{
+		RequestId: r.ID, Model: r.Model, MaxTokens: uint32(r.MaxTokens), PromptTokens: uint32(r.PromptTokens), Whole: !r.Stream,
+		Attributes: &routerv1.Attributes{
+			Tenants: r.Tenants, Qos: string(r.QoS), Endpoint: string(r.Endpoint), Tools: r.Tools, Headers: r.Headers, Tags: r.Tags.Present, Classified: r.Tags.Complete,
+		},
+	}
+	if len(r.Claims) > 0 {
+		raw, err := json.Marshal(r.Claims)
+		if err != nil {
+			return nil, usageError{fmt.Errorf("%s: claims: %w", path, err)}
+		}
+		out.Attributes.ClaimsJson = string(raw)
+	}
+	return out, nil
 }
 
 func evaluateFiles(errs io.Writer, request, fleet, config string) (*whatIf, error) {
@@ -245,7 +274,7 @@ func evaluateFiles(errs io.Writer, request, fleet, config string) (*whatIf, erro
 			return nil, usageError{err}
 		}
 	}
-	p, err := newPlan(catalog, r.Model)
+	p, err := newScope(catalog, r.Model)
 	if err != nil {
 		return nil, usageError{err}
 	}
@@ -286,8 +315,8 @@ var causes = [...]string{
 	policy.TooBusy: "too busy for ", policy.NotSelected: "in no stage of the rule's select",
 }
 
-func (x *whatIf) verdict(d *policy.Decision) *routerv1.Verdict {
-	v := &routerv1.Verdict{Action: d.Action.String(), Stage: uint32(d.Stage), Emptied: d.Emptied}
+func (x *whatIf) verdict(d *policy.Decision) *adminv1.Verdict {
+	v := &adminv1.Verdict{Action: d.Action.String(), Stage: uint32(d.Stage), Emptied: d.Emptied}
 	if d.Rule != "" {
 		v.Rule = d.Policy + "/" + d.Rule
 	}
@@ -297,27 +326,45 @@ func (x *whatIf) verdict(d *policy.Decision) *routerv1.Verdict {
 	return v
 }
 
-// record is the decision as the router would record it; also of endpoints that
-// are dropped it holds the numbers.
-func (x *whatIf) record() *routerv1.Decision {
-	d := &routerv1.Decision{
-		RequestId: x.request.ID, Model: x.request.Model, Pool: x.plan.pool, Policy: "offline", Reason: x.outcome(),
-		Verdict: x.verdict(&x.decision),
+// record is the decision as the router would record it.
+func (x *whatIf) record() *adminv1.Decision {
+	q := x.request
+	d := &adminv1.Decision{
+		RequestId: q.ID, Model: q.Model, Pool: x.scope.pool, Policy: replay.Offline, Reason: x.outcome(), Verdict: x.verdict(&x.decision), Format: 1,
+		Request: &adminv1.RecordedRequest{
+			Tenants: q.Tenants, Qos: string(q.QoS), Endpoint: string(q.Endpoint), Stream: q.Stream, PromptTokens: uint32(q.PromptTokens), MaxTokens: uint32(q.MaxTokens),
+			Tools: q.Tools, Tags: q.Tags.Present, Classified: q.Tags.Complete, Headers: q.Headers, ClaimsJson: map[string]string{},
+		},
+	}
+	reads := x.scope.policies.Reads(q.Model)
+	d.Request.HeaderNames, d.Request.ClaimNames = reads.Headers, reads.Claims
+	for name, v := range q.Claims {
+		if raw, err := json.Marshal(v); err == nil {
+			d.Request.ClaimsJson[name] = string(raw)
+		}
 	}
 	d.Chosen = d.Verdict.Chosen
-	if len(x.request.Tenants) > 0 {
-		d.Tenant = x.request.Tenants[0]
+	if len(q.Tenants) > 0 {
+		d.Tenant = q.Tenants[0]
 	}
 	if x.decision.Shadow != nil {
 		d.Shadow = x.verdict(x.decision.Shadow)
 	}
+	for _, t := range x.scope.policies.Thresholds() { // nothing was before, so none is held
+		d.Thresholds = append(d.Thresholds, &adminv1.Threshold{Metric: t.Metric.String(), Window: durationpb.New(t.Window), Above: t.Above, Until: t.Until})
+	}
+	windows := append([]time.Duration{policy.DefaultWindow}, x.scope.policies.Windows()...)
 	for _, i := range x.order() {
 		e := &x.candidates[i]
-		c := &routerv1.Candidate{
-			Worker: e.ID, Profile: e.backend.profile, PromptTokens: uint32(x.request.PromptTokens), PredictedTtft: durationpb.New(e.TTFT), Dropped: x.why(i),
+		c := &adminv1.Candidate{
+			Worker: e.ID, Profile: e.backend.profile, PromptTokens: uint32(q.PromptTokens), Index: uint32(i), Dropped: x.why(i), Unfit: e.Unfit,
+			PredictedTtft: durationpb.New(e.TTFT), PredictedE2E: durationpb.New(e.E2E), Cost: e.Cost, Labels: e.Labels,
 		}
 		if e.load != nil && !e.load.stale {
 			c.Running, c.Waiting, c.KvUsage, c.SampleAge = e.load.running, e.load.queued, e.load.usage, durationpb.New(0)
+			for _, w := range windows {
+				c.Means = append(c.Means, &adminv1.LoadMean{Window: durationpb.New(w), Load: &adminv1.Load{Running: c.Running, Waiting: c.Waiting, KvUsage: c.KvUsage}})
+			}
 		}
 		d.Candidates = append(d.Candidates, c)
 	}
@@ -342,7 +389,7 @@ func (x *whatIf) outcome() string {
 
 func (x *whatIf) print(w io.Writer) error {
 	d := &x.decision
-	pool := x.plan.pool
+	pool := x.scope.pool
 	if pool == "" {
 		pool = "none"
 	}

@@ -236,6 +236,28 @@ func (m *Model) Considered() (profiles []*resources.Profile, external bool) {
 	return slices.SortedFunc(maps.Keys(seen), func(a, b *resources.Profile) int { return cmp.Compare(a.ID, b.ID) }), external
 }
 
+// Complete adds what the resources say of a caller of whom only the tenant is known:
+// the tenants above it, and its QoS where the request names none. It sets what
+// ingress would where nothing is said.
+func Complete(c *resources.Catalog, pool *resources.Pool, q *policy.Request) {
+	if len(q.Tenants) == 1 {
+		name := q.Tenants[0]
+		if !strings.Contains(name, "/") && pool != nil {
+			ns, _, _ := strings.Cut(pool.Name, "/")
+			name = ns + "/" + name
+		}
+		for _, t := range c.Tenants {
+			if t.Name == name {
+				q.Tenants = t.Chain()
+				q.QoS = cmp.Or(q.QoS, t.QoS)
+				break
+			}
+		}
+	}
+	q.QoS = cmp.Or(q.QoS, v1alpha1.QoSInteractive)
+	q.Endpoint = cmp.Or(q.Endpoint, v1alpha1.EndpointChatCompletions)
+}
+
 // usualOutput stands for the tokens of an answer without a limit.
 const usualOutput = 256
 

@@ -28,6 +28,10 @@ import (
 // Unknown is a prediction that nobody has made; it is slower than all others.
 const Unknown = time.Duration(math.MaxInt64)
 
+// Offline is the scheduling policy of records that kinfctl made without a router:
+// endpoints by their own numbers.
+const Offline = "offline"
+
 // Lack is something that was not recorded and had to be taken for something.
 type Lack int
 
@@ -150,7 +154,7 @@ func (r *Replayer) request(m *plan.Model, d *adminv1.Decision, lacks *[NumLacks]
 			q.PromptTokens = max(q.PromptTokens, int(c.PromptTokens))
 		}
 		lacks[Headers], lacks[Claims] = len(m.Reads.Headers) > 0 || m.Reads.OtherHeaders, len(m.Reads.Claims) > 0 || m.Reads.OtherClaims
-		Complete(r.catalog, m.Pool, q)
+		plan.Complete(r.catalog, m.Pool, q)
 		return q
 	}
 	q.Tenants, q.QoS, q.Endpoint, q.Stream = rec.Tenants, v1alpha1.QoS(rec.Qos), v1alpha1.APIEndpoint(rec.Endpoint), rec.Stream
@@ -173,28 +177,6 @@ func (r *Replayer) request(m *plan.Model, d *adminv1.Decision, lacks *[NumLacks]
 	lacks[Claims] = m.Reads.OtherClaims || missing(m.Reads.Claims, rec.ClaimNames)
 	lacks[Cut] = rec.Cut
 	return q
-}
-
-// Complete adds what the resources say of a caller of whom only the tenant is known:
-// the tenants above it, and its QoS where the request names none. It sets what
-// ingress would where nothing is said.
-func Complete(c *resources.Catalog, pool *resources.Pool, q *policy.Request) {
-	if len(q.Tenants) == 1 {
-		name := q.Tenants[0]
-		if !strings.Contains(name, "/") && pool != nil {
-			ns, _, _ := strings.Cut(pool.Name, "/")
-			name = ns + "/" + name
-		}
-		for _, t := range c.Tenants {
-			if t.Name == name {
-				q.Tenants = t.Chain()
-				q.QoS = cmp.Or(q.QoS, t.QoS)
-				break
-			}
-		}
-	}
-	q.QoS = cmp.Or(q.QoS, v1alpha1.QoSInteractive)
-	q.Endpoint = cmp.Or(q.Endpoint, v1alpha1.EndpointChatCompletions)
 }
 
 // endpoints are the recorded ones as the pool has them now, and those providers of
@@ -349,6 +331,8 @@ func (l *load) Held(t policy.Threshold) bool { return slices.Contains(l.held, t)
 func ranking(d *adminv1.Decision, list []endpoint, lacks *[NumLacks]bool) func([]policy.Endpoint, []int) {
 	var workers func(order []int)
 	switch {
+	case d.Policy == Offline:
+		return nil
 	case d.Format < 1:
 		workers = func(order []int) { rankOld(order, list, d.Chosen) }
 	case d.Policy == schedule.PredictedTTFT:

@@ -139,7 +139,7 @@ func (r *Replayer) Event(u *Usage) (out Result, ok bool) {
 	for _, t := range x.Tenants {
 		q.Tenants = append(q.Tenants, plan.Base(t))
 	}
-	Complete(r.catalog, m.Pool, q)
+	plan.Complete(r.catalog, m.Pool, q)
 	out.Lacks[Approximate] = true
 	out.Lacks[Headers], out.Lacks[Claims] = len(m.Reads.Headers) > 0 || m.Reads.OtherHeaders, len(m.Reads.Claims) > 0 || m.Reads.OtherClaims
 

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/kinference/kinference/api/v1alpha1"
+	"github.com/kinference/kinference/internal/plan"
 	"github.com/kinference/kinference/internal/policy"
 	"github.com/kinference/kinference/internal/schedule"
 	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
@@ -191,9 +193,8 @@ func (s *server) evaluated(ctx context.Context, req *adminv1.EvaluateRequest) (*
 	if err != nil {
 		return nil, err
 	}
-	if x.attributes.Endpoint == "" {
-		x.attributes.Endpoint = "ChatCompletions"
-	}
+	x.attributes.QoS = v1alpha1.QoS(req.GetAttributes().GetQos())
+	plan.Complete(x.version.Resources, x.model.Pool, &x.attributes)
 	if x.attributes.ID == "" {
 		x.attributes.ID = strconv.FormatUint(rand.Uint64(), 36)
 	}
