@@ -172,7 +172,7 @@ func TestDepthsOfLongChains(t *testing.T) {
 			g := newTree(uint64(len(t.Name())), 6000, 70)
 			x := kvindex.New()
 			compared, events := 0, 0
-			for range 6000 {
+			for range 2500 {
 				w := g.r.IntN(len(g.names))
 				var b vllm.Batch
 				switch g.r.IntN(40) {

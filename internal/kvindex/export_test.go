@@ -2,9 +2,9 @@ package kvindex
 
 // Held counts the blocks that the table holds for any worker.
 func Held(t *Table) int {
+	t.Sweep()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.sweep(1 << 32)
 	n := 0
 	for i := range t.blocks.segments {
 		n += t.blocks.segments[i].live

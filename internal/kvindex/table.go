@@ -90,7 +90,7 @@ func (t *Table) publish() {
 // open returns a column for a group of w; ok is false if there are too many.
 func (t *Table) open(w *worker, size int) (col int, ok bool) {
 	if len(t.free) == 0 && len(t.columns) == MaxWorkers {
-		t.sweep(1 << 32)
+		t.sweep(1 << 40)
 	}
 	c := column{name: w.name, w: w, size: size, holes: new(atomic.Int64)}
 	if n := len(t.free); n > 0 {
@@ -130,6 +130,14 @@ func (t *Table) sweep(blocks int) {
 			t.dead = t.dead[1:]
 		}
 	}
+}
+
+// Sweep takes out now what clearing has left, instead of bit by bit: memory comes back
+// at once, and writers wait meanwhile.
+func (t *Table) Sweep() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sweep(1 << 40)
 }
 
 // passed tells whether a sweep that is at now has seen everything since c.

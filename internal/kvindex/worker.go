@@ -194,36 +194,41 @@ type before struct {
 	first bool
 }
 
-// held tells what an engine's hash stands for in a medium, and where the block is if it
-// is a plain one.
-func (w *worker) held(g *group, m Medium, engine uint64) (x odd, plain ref, ok bool) {
+// held tells what an engine's hash stands for in a medium, and whether it is a plain one.
+// at is the block that is found by the hash, whoever holds it.
+func (w *worker) held(g *group, m Medium, engine uint64) (x odd, at ref, plain, ok bool) {
 	md := &g.media[m]
-	if x, ok = md.odd[engine]; ok || m == Storage || md.hashes == 0 {
-		return x, 0, ok
+	if m == Storage {
+		x, ok = md.odd[engine]
+		return x, 0, false, ok
 	}
-	at := w.table.blocks.byEngine(engine)
-	if at == 0 {
-		return x, 0, false
+	if at = w.table.blocks.byEngine(engine); len(md.odd) > 0 {
+		if x, ok = md.odd[engine]; ok {
+			return x, at, false, true
+		}
+	}
+	if at == 0 || md.hashes == 0 {
+		return x, at, false, false
 	}
 	b := w.table.blocks.at(at)
 	if !w.table.states.get(b.state).in(planeOf(m), g.column) {
-		return x, 0, false
+		return x, at, false, false
 	}
 	if len(md.names) > 0 {
 		if n, listed := md.names[b.own()]; listed && !n.plain {
-			return x, 0, false
+			return x, at, false, false
 		}
 	}
-	return odd{b.own(), 1}, at, true
+	return odd{b.own(), 1}, at, true, true
 }
 
 // find translates an engine's hash, looking in medium m first.
 func (w *worker) find(g *group, m Medium, engine uint64) (kvhash.Hash, bool) {
-	if x, _, ok := w.held(g, m, engine); ok {
+	if x, _, _, ok := w.held(g, m, engine); ok {
 		return x.own, true
 	}
 	for other := range numMedia {
-		if x, _, ok := w.held(g, other, engine); ok && other != m {
+		if x, _, _, ok := w.held(g, other, engine); ok && other != m {
 			return x.own, true
 		}
 	}
@@ -233,19 +238,20 @@ func (w *worker) find(g *group, m Medium, engine uint64) (kvhash.Hash, bool) {
 // put adds one copy of a block; false if there is no room.
 func (w *worker) put(g *group, m Medium, engine uint64, own kvhash.Hash, prev before, r *Result) bool {
 	md := &g.media[m]
-	x, plain, ok := w.held(g, m, engine)
+	x, at, plain, ok := w.held(g, m, engine)
 	switch {
 	case ok && x.own == own:
 		if w.options.Removals == PerCopy && x.copies < 1<<30 {
 			x.copies++
-			w.list(md, engine, x, plain != 0)
+			w.list(md, engine, x, plain)
 		}
 		return true
 	case ok:
 		// The engine takes both contents for one block (vLLM issue 44701): it has
 		// the copies of both, and the newest is what it will be asked for.
 		r.Conflicts++
-		w.release(g, m, engine, x.own, plain != 0, r)
+		w.release(g, m, engine, x.own, plain, r)
+		at = w.table.blocks.byEngine(engine)
 		x.own = own
 		if w.options.Removals == PerCopy && x.copies < 1<<30 {
 			x.copies++
@@ -260,7 +266,7 @@ func (w *worker) put(g *group, m Medium, engine uint64, own kvhash.Hash, prev be
 		}
 		x = odd{own, 1}
 	}
-	return w.give(g, m, engine, x, prev, r)
+	return w.give(g, m, engine, x, at, prev, r)
 }
 
 // list keeps an engine's hash as an odd one, which may have been plain.
@@ -290,15 +296,15 @@ func (w *worker) unlist(md *medium, m Medium, engine uint64, x odd) {
 	}
 }
 
-// give adds an engine's hash that is not held; false if there is no room.
-func (w *worker) give(g *group, m Medium, engine uint64, x odd, prev before, r *Result) bool {
+// give adds an engine's hash that is not held; false if there is no room. at is the block
+// that is found by the hash.
+func (w *worker) give(g *group, m Medium, engine uint64, x odd, at ref, prev before, r *Result) bool {
 	md, t := &g.media[m], w.table
 	isNew := false // the worker did not hold the block
 	plain := false
 	if m == Storage {
 		isNew = md.names[x.own] == names{}
 	} else {
-		at := t.blocks.byEngine(engine)
 		named := at != 0
 		if !named || t.blocks.at(at).own() != x.own {
 			if at = t.blocks.find(x.own); at == 0 {
@@ -382,7 +388,7 @@ func (w *worker) remove(e *vllm.Event, r *Result) {
 		if g == nil {
 			break
 		}
-		x, plain, ok := w.held(g, m, engine)
+		x, _, plain, ok := w.held(g, m, engine)
 		if !ok {
 			unknown = !w.disown(groupOf(e), m, engine, left, r) || unknown
 			continue
@@ -395,9 +401,9 @@ func (w *worker) remove(e *vllm.Event, r *Result) {
 		}
 		switch {
 		case x.copies <= 0:
-			w.release(g, m, engine, x.own, plain != 0, r)
+			w.release(g, m, engine, x.own, plain, r)
 		case x.copies != had:
-			w.list(&g.media[m], engine, x, plain != 0)
+			w.list(&g.media[m], engine, x, plain)
 			w.unlist(&g.media[m], m, engine, x)
 		}
 	}

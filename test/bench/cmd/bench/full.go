@@ -24,7 +24,7 @@ func full(ctx context.Context, fs *flag.FlagSet, args []string, out io.Writer) e
 	dir := fs.String("out", "out", "folder for bench.json")
 	docs := fs.String("docs", "", "folder for tables and plots; empty: none are written")
 	seeds := fs.Int("seeds", 10, "number of held-out seeds")
-	only := fs.String("only", "routing,tokenizer,overhead,wall,mooncake", "comma-separated parts")
+	only := fs.String("only", "routing,tokenizer,kvindex,overhead,wall,mooncake", "comma-separated parts")
 	w := wallOptions{}
 	w.flags(fs)
 	if err := fs.Parse(args); err != nil {
@@ -38,6 +38,7 @@ func full(ctx context.Context, fs *flag.FlagSet, args []string, out io.Writer) e
 	}{
 		{"routing", func() ([]report.Row, error) { return p.routing(*seeds) }},
 		{"tokenizer", func() ([]report.Row, error) { return p.tokenizer() }},
+		{"kvindex", func() ([]report.Row, error) { return p.kvindex() }},
 		{"overhead", func() ([]report.Row, error) { return p.overhead(ctx) }},
 		{"wall", func() ([]report.Row, error) { return p.wall(ctx, w) }},
 		{"mooncake", func() ([]report.Row, error) { return p.mooncake(ctx) }},
@@ -160,6 +161,13 @@ func (p *publisher) tokenizer() ([]report.Row, error) {
 		about += "\nNot measured: " + m + "."
 	}
 	return report.Tokenizer(speeds), p.page("tokenizer.md", "Tokenizer throughput", "kinbench full --only tokenizer --docs docs/benchmarks", section("By text", about, report.TokenizerTable(speeds)))
+}
+
+func (p *publisher) kvindex() ([]report.Row, error) {
+	figures := measureIndex(indexBlocks, indexWorkers, p.out)
+	about := fmt.Sprintf("Conversations of 8,192 blocks of 16 tokens; all %d workers hold the first 64 blocks, three each of the others. Medians of repeated passes, one goroutine; `under_ingest` beside a second one that does nothing but ingest. "+
+		"Ingest is of events as an engine at its capacity sends them (64 blocks evicted, tail first, and 64 stored), `decoded` without and otherwise with decoding the messages of the stream. A look-up of %d holders writes %d results, which is most of its time.", indexWorkers, indexWorkers, indexWorkers)
+	return report.Index(figures), p.page("kvindex.md", "The KV index", "kinbench full --only kvindex --docs docs/benchmarks", section("At five million blocks", about, report.IndexTable(figures)))
 }
 
 func (p *publisher) overhead(ctx context.Context) ([]report.Row, error) {

@@ -4,6 +4,7 @@
 //	kinbench full       everything; rewrites docs/benchmarks
 //	kinbench routing    the virtual-time tables alone, on seeds of choice
 //	kinbench tokenizer  tokenizer throughput alone
+//	kinbench kvindex    the KV index alone
 //	kinbench overhead   added latency of the gateway alone
 //	kinbench wall       a scenario through the real HTTP stack
 //	kinbench mooncake   the Mooncake trace through the real HTTP stack
@@ -40,6 +41,7 @@ var commands = []command{
 	{"full", "everything; rewrites the published tables and plots", full},
 	{"routing", "virtual-time tables, on seeds of choice", routing},
 	{"tokenizer", "tokenizer throughput", tokenizer},
+	{"kvindex", "look-ups, ingest and memory of the KV index", kvindexCommand},
 	{"overhead", "latency that the gateway adds", overheadCommand},
 	{"wall", "scenarios through the real HTTP stack", wallCommand},
 	{"mooncake", "the Mooncake trace through the real HTTP stack", mooncake},

@@ -50,6 +50,8 @@ func quick(ctx context.Context, fs *flag.FlagSet, args []string, out io.Writer) 
 	}
 	rows = append(rows, report.Tokenizer(speeds)...)
 
+	rows = append(rows, report.Index(measureIndex(indexBlocks, indexWorkers, out))...)
+
 	results, rates, err := runOverhead(ctx, 2, 100, time.Second)
 	if err != nil {
 		return err
