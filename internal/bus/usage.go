@@ -176,7 +176,7 @@ const (
 	// usageWait is how long an empty stream is waited for in one pull.
 	usageWait = time.Second
 	// usageAckWait is how long a handler has before its events come again.
-	usageAckWait = time.Minute
+	usageAckWait = 15 * time.Second
 )
 
 // ConsumeUsage gives all events of the stream to h, from its start on, by the

@@ -207,7 +207,7 @@ func (v *server) consume(ctx context.Context) error {
 
 // takeTime bounds the transaction of one batch: less than the stream waits for
 // an acknowledgement.
-const takeTime = 30 * time.Second
+const takeTime = 12 * time.Second
 
 // take adds a batch. What is no event is counted and left out, since it would
 // come again for ever.
