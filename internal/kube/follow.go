@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/url"
+	"strings"
 	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/kinference/kinference/internal/resources"
 )
 
 // follower keeps a copy of one kind of resources in one namespace.
@@ -27,6 +30,8 @@ type follower struct {
 	handled     cache.ResourceEventHandlerRegistration
 	// required: nothing is compiled before it has been read once.
 	required bool
+	// severity of a refusal by the API.
+	severity resources.Severity
 	// optional: it may be unknown to the API without any word about it.
 	optional bool
 	// relevant tells whether a change can change the catalog; before is nil for
@@ -60,11 +65,15 @@ type fault struct {
 	text             string
 }
 
-func (s *Source) follow(kind, namespace string, gvr schema.GroupVersionResource, transform cache.TransformFunc) (*follower, error) {
-	f := &follower{kind: kind, scope: scope(kind, namespace), wake: s.wake}
+// follow keeps a copy of the resources of a kind; of those with the labels of a
+// selector, if one is given.
+func (s *Source) follow(kind, namespace string, gvr schema.GroupVersionResource, transform cache.TransformFunc, selector ...string) (*follower, error) {
+	f := &follower{kind: kind, scope: scope(kind, namespace), severity: resources.Error, wake: s.wake}
+	labels := strings.Join(selector, ",")
 	client := s.Client.Resource(gvr).Namespace(namespace)
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.LabelSelector = labels
 			list, err := client.List(ctx, o)
 			if err != nil { // what can be listed but not watched is a fault still
 				f.answered(ctx, err)
@@ -72,6 +81,7 @@ func (s *Source) follow(kind, namespace string, gvr schema.GroupVersionResource,
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.LabelSelector = labels
 			w, err := client.Watch(ctx, o)
 			f.answered(ctx, err)
 			return w, err

@@ -31,6 +31,7 @@ const (
 	restFactor = 4
 
 	kindPod       = "Pod"
+	kindSecret    = "Secret"
 	kindExtension = "InferencePool." + v1alpha1.ExtensionGroup
 )
 
@@ -59,6 +60,7 @@ type Source struct {
 	kinds     []*follower // of the six kinds
 	others    []*follower // extension pools and Pods
 	extension map[string]cache.Indexer
+	secrets   map[string]cache.Indexer
 	pods      pods
 	dirty     chan struct{}
 	versions  versions
@@ -119,7 +121,7 @@ func NewSource(settings Settings, apply func(*resources.Catalog, resources.Probl
 		settings.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Source{
-		Settings: settings, apply: apply, extension: map[string]cache.Indexer{}, pods: pods{stores: map[string]cache.Indexer{}},
+		Settings: settings, apply: apply, extension: map[string]cache.Indexer{}, secrets: map[string]cache.Indexer{}, pods: pods{stores: map[string]cache.Indexer{}},
 		dirty: make(chan struct{}, 1), versions: versions{}, changed: make(chan struct{}),
 	}
 	namespaces := slices.Compact(slices.Sorted(slices.Values(settings.Namespaces)))
@@ -147,6 +149,11 @@ func (s *Source) followAll(namespace string) {
 	f, err = s.follow(kindPod, namespace, podResource, toPod)
 	f.relevant = s.podChanged
 	s.pods.stores[namespace] = f.informer.GetIndexer()
+	s.others, s.broken = append(s.others, f), errors.Join(s.broken, err)
+
+	f, err = s.follow(kindSecret, namespace, secretResource, toSecret, keySelector)
+	f.relevant, f.severity = func(before, after any) bool { return true }, resources.Warning
+	s.secrets[namespace] = f.informer.GetIndexer()
 	s.others, s.broken = append(s.others, f), errors.Join(s.broken, err)
 }
 
@@ -292,7 +299,7 @@ func (s *Source) troubles() (ready bool, problems resources.Problems) {
 		switch {
 		case fault == nil || f.optional && fault.unknown || before && !fault.refused:
 		case fault.refused:
-			problems = append(problems, resources.Problem{Severity: resources.Error, Resource: f.scope, Message: fault.text})
+			problems = append(problems, resources.Problem{Severity: f.severity, Resource: f.scope, Message: fault.text})
 		case !said[fault.text]:
 			said[fault.text] = true
 			problems = append(problems, resources.Problem{Severity: resources.Error, Message: fault.text})
@@ -303,8 +310,9 @@ func (s *Source) troubles() (ready bool, problems resources.Problems) {
 
 // compile makes a state of what is in the stores.
 func (s *Source) compile() (*State, resources.Problems) {
-	options := resources.Options{Elsewhere: true, Partial: true, Pods: s.pods.find, Extension: s.extensionPool, Served: s.Served}
+	options := resources.Options{Elsewhere: true, Partial: true, Pods: s.pods.find, Extension: s.extensionPool, Served: s.Served, Keys: s.keySecret}
 	list := s.list()
+	options.Guarded = slices.ContainsFunc(list, func(r Resource) bool { return r.Kind.Name == v1alpha1.KindGatewayBackend })
 	catalog, problems := s.versions.compile(options, list)
 	return &State{Catalog: catalog, Resources: list}, problems
 }

@@ -31,6 +31,9 @@ func (s *server) kubernetes(ctx context.Context, g *errgroup.Group) error {
 	if err != nil {
 		return fmt.Errorf("make a client of the Kubernetes API: %w", err)
 	}
+	if s.reviewer, err = kube.NewReviewer(config); err != nil {
+		return err
+	}
 	source := kube.NewSource(kube.Settings{Client: reading, Namespaces: list(s.Namespaces), Served: s.served, Ended: s.fleet.Ended, Log: s.log},
 		func(c *resources.Catalog, ps resources.Problems) { s.apply(ctx, c, ps) })
 	g.Go(func() error { return source.Run(ctx) })

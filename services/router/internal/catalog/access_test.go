@@ -117,7 +117,7 @@ func TestAccess(t *testing.T) {
 		Guarded: true,
 		Backends: []*routerv1.Backend{{
 			Name: "a/public", Hostnames: []string{"*.example.com"}, PathPrefix: "/llm", Pool: "a/b-large", ApiKeys: true,
-			Jwt: []*routerv1.JwtIssuer{{Issuer: "https://idp.example.com", Audiences: []string{"kinference"}, JwksUri: "https://idp.example.com/jwks", TenantClaim: "org"}},
+			Jwt:                    []*routerv1.JwtIssuer{{Issuer: "https://idp.example.com", Audiences: []string{"kinference"}, JwksUri: "https://idp.example.com/jwks", TenantClaim: "org"}},
 			ServiceAccountAudience: "kinference", AnonymousTenant: "a/team", DefaultQos: "batch", MaxBody: 1 << 20, MaxHeader: 8 << 10,
 			IdleTimeout: durationpb.New(5 * time.Second), TotalTimeout: durationpb.New(time.Minute),
 		}},
