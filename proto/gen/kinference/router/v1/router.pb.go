@@ -429,63 +429,6 @@ func (OnUnavailable) EnumDescriptor() ([]byte, []int) {
 	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{6}
 }
 
-// TokenSource is where the token ids of a profile come from.
-type TokenSource int32
-
-const (
-	TokenSource_TOKEN_SOURCE_UNSPECIFIED TokenSource = 0
-	// Its tokenizer and template.
-	TokenSource_TOKEN_SOURCE_LOCAL TokenSource = 1
-	// It has no tokenizer: workers are asked, and text is hashed where they
-	// cannot tell.
-	TokenSource_TOKEN_SOURCE_ASKED TokenSource = 2
-	// It has one, whose ids are not those of the engines: workers are asked.
-	TokenSource_TOKEN_SOURCE_DISTRUSTED TokenSource = 3
-)
-
-// Enum value maps for TokenSource.
-var (
-	TokenSource_name = map[int32]string{
-		0: "TOKEN_SOURCE_UNSPECIFIED",
-		1: "TOKEN_SOURCE_LOCAL",
-		2: "TOKEN_SOURCE_ASKED",
-		3: "TOKEN_SOURCE_DISTRUSTED",
-	}
-	TokenSource_value = map[string]int32{
-		"TOKEN_SOURCE_UNSPECIFIED": 0,
-		"TOKEN_SOURCE_LOCAL":       1,
-		"TOKEN_SOURCE_ASKED":       2,
-		"TOKEN_SOURCE_DISTRUSTED":  3,
-	}
-)
-
-func (x TokenSource) Enum() *TokenSource {
-	p := new(TokenSource)
-	*p = x
-	return p
-}
-
-func (x TokenSource) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (TokenSource) Descriptor() protoreflect.EnumDescriptor {
-	return file_kinference_router_v1_router_proto_enumTypes[7].Descriptor()
-}
-
-func (TokenSource) Type() protoreflect.EnumType {
-	return &file_kinference_router_v1_router_proto_enumTypes[7]
-}
-
-func (x TokenSource) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use TokenSource.Descriptor instead.
-func (TokenSource) EnumDescriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{7}
-}
-
 // ReviewTokenRequest holds a credential: it is never logged, traced or kept.
 type ReviewTokenRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3447,1067 +3390,6 @@ func (x *Worker) GetMetricsInterval() *durationpb.Duration {
 	return nil
 }
 
-// ExplainRequest names the request to explain.
-type ExplainRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ExplainRequest) Reset() {
-	*x = ExplainRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ExplainRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ExplainRequest) ProtoMessage() {}
-
-func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
-func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{34}
-}
-
-func (x *ExplainRequest) GetRequestId() string {
-	if x != nil {
-		return x.RequestId
-	}
-	return ""
-}
-
-// ExplainResponse holds the decision record.
-type ExplainResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Decision      *Decision              `protobuf:"bytes,1,opt,name=decision,proto3" json:"decision,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ExplainResponse) Reset() {
-	*x = ExplainResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ExplainResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ExplainResponse) ProtoMessage() {}
-
-func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
-func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{35}
-}
-
-func (x *ExplainResponse) GetDecision() *Decision {
-	if x != nil {
-		return x.Decision
-	}
-	return nil
-}
-
-// Decision is why a request went where it went.
-type Decision struct {
-	state     protoimpl.MessageState `protogen:"open.v1"`
-	RequestId string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	Model     string                 `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
-	Tenant    string                 `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	// Nanoseconds since the Unix epoch.
-	DecidedUnixNanos int64  `protobuf:"varint,4,opt,name=decided_unix_nanos,json=decidedUnixNanos,proto3" json:"decided_unix_nanos,omitempty"`
-	CatalogVersion   uint64 `protobuf:"varint,5,opt,name=catalog_version,json=catalogVersion,proto3" json:"catalog_version,omitempty"`
-	// Scheduling policy that decided.
-	Policy string `protobuf:"bytes,6,opt,name=policy,proto3" json:"policy,omitempty"`
-	// Pool that offered the candidates, as namespace/name.
-	Pool string `protobuf:"bytes,7,opt,name=pool,proto3" json:"pool,omitempty"`
-	// Worker chosen first, and where the request ended up after failover.
-	Chosen   string `protobuf:"bytes,8,opt,name=chosen,proto3" json:"chosen,omitempty"`
-	ServedBy string `protobuf:"bytes,9,opt,name=served_by,json=servedBy,proto3" json:"served_by,omitempty"`
-	// The candidates in the order of preference, at most 64; dropped ones last.
-	Candidates []*Candidate `protobuf:"bytes,10,rep,name=candidates,proto3" json:"candidates,omitempty"`
-	// One sentence: why the first is first.
-	Reason             string               `protobuf:"bytes,11,opt,name=reason,proto3" json:"reason,omitempty"`
-	ActualTtft         *durationpb.Duration `protobuf:"bytes,12,opt,name=actual_ttft,json=actualTtft,proto3" json:"actual_ttft,omitempty"`
-	ActualCachedTokens *uint32              `protobuf:"varint,13,opt,name=actual_cached_tokens,json=actualCachedTokens,proto3,oneof" json:"actual_cached_tokens,omitempty"`
-	// What the policies decided, and what they would have decided if those on dry
-	// run were in force; absent when there are none.
-	Verdict       *Verdict `protobuf:"bytes,14,opt,name=verdict,proto3" json:"verdict,omitempty"`
-	Shadow        *Verdict `protobuf:"bytes,15,opt,name=shadow,proto3" json:"shadow,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Decision) Reset() {
-	*x = Decision{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Decision) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Decision) ProtoMessage() {}
-
-func (x *Decision) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Decision.ProtoReflect.Descriptor instead.
-func (*Decision) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{36}
-}
-
-func (x *Decision) GetRequestId() string {
-	if x != nil {
-		return x.RequestId
-	}
-	return ""
-}
-
-func (x *Decision) GetModel() string {
-	if x != nil {
-		return x.Model
-	}
-	return ""
-}
-
-func (x *Decision) GetTenant() string {
-	if x != nil {
-		return x.Tenant
-	}
-	return ""
-}
-
-func (x *Decision) GetDecidedUnixNanos() int64 {
-	if x != nil {
-		return x.DecidedUnixNanos
-	}
-	return 0
-}
-
-func (x *Decision) GetCatalogVersion() uint64 {
-	if x != nil {
-		return x.CatalogVersion
-	}
-	return 0
-}
-
-func (x *Decision) GetPolicy() string {
-	if x != nil {
-		return x.Policy
-	}
-	return ""
-}
-
-func (x *Decision) GetPool() string {
-	if x != nil {
-		return x.Pool
-	}
-	return ""
-}
-
-func (x *Decision) GetChosen() string {
-	if x != nil {
-		return x.Chosen
-	}
-	return ""
-}
-
-func (x *Decision) GetServedBy() string {
-	if x != nil {
-		return x.ServedBy
-	}
-	return ""
-}
-
-func (x *Decision) GetCandidates() []*Candidate {
-	if x != nil {
-		return x.Candidates
-	}
-	return nil
-}
-
-func (x *Decision) GetReason() string {
-	if x != nil {
-		return x.Reason
-	}
-	return ""
-}
-
-func (x *Decision) GetActualTtft() *durationpb.Duration {
-	if x != nil {
-		return x.ActualTtft
-	}
-	return nil
-}
-
-func (x *Decision) GetActualCachedTokens() uint32 {
-	if x != nil && x.ActualCachedTokens != nil {
-		return *x.ActualCachedTokens
-	}
-	return 0
-}
-
-func (x *Decision) GetVerdict() *Verdict {
-	if x != nil {
-		return x.Verdict
-	}
-	return nil
-}
-
-func (x *Decision) GetShadow() *Verdict {
-	if x != nil {
-		return x.Shadow
-	}
-	return nil
-}
-
-// Candidate is one worker as the decision saw it.
-type Candidate struct {
-	state        protoimpl.MessageState `protogen:"open.v1"`
-	Worker       string                 `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
-	Profile      string                 `protobuf:"bytes,2,opt,name=profile,proto3" json:"profile,omitempty"`
-	PromptTokens uint32                 `protobuf:"varint,3,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
-	// Tokens in the worker's cache by its events.
-	MatchedTokens uint32 `protobuf:"varint,4,opt,name=matched_tokens,json=matchedTokens,proto3" json:"matched_tokens,omitempty"`
-	// Tokens that earlier requests on their way will have cached.
-	AnticipatedTokens uint32               `protobuf:"varint,5,opt,name=anticipated_tokens,json=anticipatedTokens,proto3" json:"anticipated_tokens,omitempty"`
-	PredictedTtft     *durationpb.Duration `protobuf:"bytes,6,opt,name=predicted_ttft,json=predictedTtft,proto3" json:"predicted_ttft,omitempty"`
-	PredictedWait     *durationpb.Duration `protobuf:"bytes,7,opt,name=predicted_wait,json=predictedWait,proto3" json:"predicted_wait,omitempty"`
-	PredictedPrefill  *durationpb.Duration `protobuf:"bytes,8,opt,name=predicted_prefill,json=predictedPrefill,proto3" json:"predicted_prefill,omitempty"`
-	// Requests in flight by the ledger.
-	InFlight  uint32               `protobuf:"varint,9,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
-	Running   float64              `protobuf:"fixed64,10,opt,name=running,proto3" json:"running,omitempty"`
-	Waiting   float64              `protobuf:"fixed64,11,opt,name=waiting,proto3" json:"waiting,omitempty"`
-	KvUsage   float64              `protobuf:"fixed64,12,opt,name=kv_usage,json=kvUsage,proto3" json:"kv_usage,omitempty"`
-	SampleAge *durationpb.Duration `protobuf:"bytes,13,opt,name=sample_age,json=sampleAge,proto3" json:"sample_age,omitempty"`
-	// Why the worker was not considered; empty when it was.
-	Dropped       string `protobuf:"bytes,14,opt,name=dropped,proto3" json:"dropped,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Candidate) Reset() {
-	*x = Candidate{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[37]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Candidate) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Candidate) ProtoMessage() {}
-
-func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[37]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
-func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{37}
-}
-
-func (x *Candidate) GetWorker() string {
-	if x != nil {
-		return x.Worker
-	}
-	return ""
-}
-
-func (x *Candidate) GetProfile() string {
-	if x != nil {
-		return x.Profile
-	}
-	return ""
-}
-
-func (x *Candidate) GetPromptTokens() uint32 {
-	if x != nil {
-		return x.PromptTokens
-	}
-	return 0
-}
-
-func (x *Candidate) GetMatchedTokens() uint32 {
-	if x != nil {
-		return x.MatchedTokens
-	}
-	return 0
-}
-
-func (x *Candidate) GetAnticipatedTokens() uint32 {
-	if x != nil {
-		return x.AnticipatedTokens
-	}
-	return 0
-}
-
-func (x *Candidate) GetPredictedTtft() *durationpb.Duration {
-	if x != nil {
-		return x.PredictedTtft
-	}
-	return nil
-}
-
-func (x *Candidate) GetPredictedWait() *durationpb.Duration {
-	if x != nil {
-		return x.PredictedWait
-	}
-	return nil
-}
-
-func (x *Candidate) GetPredictedPrefill() *durationpb.Duration {
-	if x != nil {
-		return x.PredictedPrefill
-	}
-	return nil
-}
-
-func (x *Candidate) GetInFlight() uint32 {
-	if x != nil {
-		return x.InFlight
-	}
-	return 0
-}
-
-func (x *Candidate) GetRunning() float64 {
-	if x != nil {
-		return x.Running
-	}
-	return 0
-}
-
-func (x *Candidate) GetWaiting() float64 {
-	if x != nil {
-		return x.Waiting
-	}
-	return 0
-}
-
-func (x *Candidate) GetKvUsage() float64 {
-	if x != nil {
-		return x.KvUsage
-	}
-	return 0
-}
-
-func (x *Candidate) GetSampleAge() *durationpb.Duration {
-	if x != nil {
-		return x.SampleAge
-	}
-	return nil
-}
-
-func (x *Candidate) GetDropped() string {
-	if x != nil {
-		return x.Dropped
-	}
-	return ""
-}
-
-// Verdict is what the policies decided about a request.
-type Verdict struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// What was done: route, reject, saturated, unavailable or queue.
-	Action string `protobuf:"bytes,1,opt,name=action,proto3" json:"action,omitempty"`
-	// The rule that decided, as namespace/policy/rule; empty when none matched.
-	Rule string `protobuf:"bytes,2,opt,name=rule,proto3" json:"rule,omitempty"`
-	// Number of the select stage that decided.
-	Stage uint32 `protobuf:"varint,3,opt,name=stage,proto3" json:"stage,omitempty"`
-	// Rules that had no endpoint left and let the next one go on.
-	Emptied []string `protobuf:"bytes,4,rep,name=emptied,proto3" json:"emptied,omitempty"`
-	// What was chosen: a worker or a provider.
-	Chosen        string `protobuf:"bytes,5,opt,name=chosen,proto3" json:"chosen,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Verdict) Reset() {
-	*x = Verdict{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[38]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Verdict) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Verdict) ProtoMessage() {}
-
-func (x *Verdict) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[38]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Verdict.ProtoReflect.Descriptor instead.
-func (*Verdict) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{38}
-}
-
-func (x *Verdict) GetAction() string {
-	if x != nil {
-		return x.Action
-	}
-	return ""
-}
-
-func (x *Verdict) GetRule() string {
-	if x != nil {
-		return x.Rule
-	}
-	return ""
-}
-
-func (x *Verdict) GetStage() uint32 {
-	if x != nil {
-		return x.Stage
-	}
-	return 0
-}
-
-func (x *Verdict) GetEmptied() []string {
-	if x != nil {
-		return x.Emptied
-	}
-	return nil
-}
-
-func (x *Verdict) GetChosen() string {
-	if x != nil {
-		return x.Chosen
-	}
-	return ""
-}
-
-// StatusRequest has no fields.
-type StatusRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *StatusRequest) Reset() {
-	*x = StatusRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[39]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *StatusRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*StatusRequest) ProtoMessage() {}
-
-func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[39]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
-func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{39}
-}
-
-// StatusResponse is the state of the fleet as the router sees it.
-type StatusResponse struct {
-	state          protoimpl.MessageState `protogen:"open.v1"`
-	CatalogVersion uint64                 `protobuf:"varint,1,opt,name=catalog_version,json=catalogVersion,proto3" json:"catalog_version,omitempty"`
-	// kvtracker's stream is open and complete.
-	TrackerConnected bool `protobuf:"varint,2,opt,name=tracker_connected,json=trackerConnected,proto3" json:"tracker_connected,omitempty"`
-	// In the order of the resources.
-	Workers       []*WorkerStatus  `protobuf:"bytes,3,rep,name=workers,proto3" json:"workers,omitempty"`
-	Profiles      []*ProfileStatus `protobuf:"bytes,4,rep,name=profiles,proto3" json:"profiles,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *StatusResponse) Reset() {
-	*x = StatusResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[40]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *StatusResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*StatusResponse) ProtoMessage() {}
-
-func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[40]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
-func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{40}
-}
-
-func (x *StatusResponse) GetCatalogVersion() uint64 {
-	if x != nil {
-		return x.CatalogVersion
-	}
-	return 0
-}
-
-func (x *StatusResponse) GetTrackerConnected() bool {
-	if x != nil {
-		return x.TrackerConnected
-	}
-	return false
-}
-
-func (x *StatusResponse) GetWorkers() []*WorkerStatus {
-	if x != nil {
-		return x.Workers
-	}
-	return nil
-}
-
-func (x *StatusResponse) GetProfiles() []*ProfileStatus {
-	if x != nil {
-		return x.Profiles
-	}
-	return nil
-}
-
-// WorkerStatus is the state of one engine rank.
-type WorkerStatus struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Worker id: <uid>/<rank>.
-	Worker string `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
-	// Worker set as namespace/name.
-	WorkerSet string `protobuf:"bytes,2,opt,name=worker_set,json=workerSet,proto3" json:"worker_set,omitempty"`
-	Url       string `protobuf:"bytes,3,opt,name=url,proto3" json:"url,omitempty"`
-	Ready     bool   `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`
-	// Why it is not ready.
-	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
-	// Tokens; 0 while unknown.
-	BlockSize uint32 `protobuf:"varint,6,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
-	// Longest context of any model of the set; 0 while unknown.
-	MaxModelLen uint32 `protobuf:"varint,7,opt,name=max_model_len,json=maxModelLen,proto3" json:"max_model_len,omitempty"`
-	// Age of the newest load sample; absent: there has never been one.
-	SampleAge *durationpb.Duration `protobuf:"bytes,8,opt,name=sample_age,json=sampleAge,proto3" json:"sample_age,omitempty"`
-	// Names the engine process; empty while unknown.
-	Epoch string `protobuf:"bytes,9,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// What kvtracker says of the worker's index; absent: it does not know it.
-	Index *WorkerIndex `protobuf:"bytes,10,opt,name=index,proto3" json:"index,omitempty"`
-	// Token ids: what the ingresses found when they asked this engine.
-	Tokens      ParityState `protobuf:"varint,11,opt,name=tokens,proto3,enum=kinference.router.v1.ParityState" json:"tokens,omitempty"`
-	TokensCause ParityCause `protobuf:"varint,12,opt,name=tokens_cause,json=tokensCause,proto3,enum=kinference.router.v1.ParityCause" json:"tokens_cause,omitempty"`
-	// Nanoseconds since the Unix epoch; 0: never.
-	TokensCheckedUnixNanos int64 `protobuf:"varint,13,opt,name=tokens_checked_unix_nanos,json=tokensCheckedUnixNanos,proto3" json:"tokens_checked_unix_nanos,omitempty"`
-	unknownFields          protoimpl.UnknownFields
-	sizeCache              protoimpl.SizeCache
-}
-
-func (x *WorkerStatus) Reset() {
-	*x = WorkerStatus{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[41]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *WorkerStatus) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*WorkerStatus) ProtoMessage() {}
-
-func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[41]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use WorkerStatus.ProtoReflect.Descriptor instead.
-func (*WorkerStatus) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{41}
-}
-
-func (x *WorkerStatus) GetWorker() string {
-	if x != nil {
-		return x.Worker
-	}
-	return ""
-}
-
-func (x *WorkerStatus) GetWorkerSet() string {
-	if x != nil {
-		return x.WorkerSet
-	}
-	return ""
-}
-
-func (x *WorkerStatus) GetUrl() string {
-	if x != nil {
-		return x.Url
-	}
-	return ""
-}
-
-func (x *WorkerStatus) GetReady() bool {
-	if x != nil {
-		return x.Ready
-	}
-	return false
-}
-
-func (x *WorkerStatus) GetReason() string {
-	if x != nil {
-		return x.Reason
-	}
-	return ""
-}
-
-func (x *WorkerStatus) GetBlockSize() uint32 {
-	if x != nil {
-		return x.BlockSize
-	}
-	return 0
-}
-
-func (x *WorkerStatus) GetMaxModelLen() uint32 {
-	if x != nil {
-		return x.MaxModelLen
-	}
-	return 0
-}
-
-func (x *WorkerStatus) GetSampleAge() *durationpb.Duration {
-	if x != nil {
-		return x.SampleAge
-	}
-	return nil
-}
-
-func (x *WorkerStatus) GetEpoch() string {
-	if x != nil {
-		return x.Epoch
-	}
-	return ""
-}
-
-func (x *WorkerStatus) GetIndex() *WorkerIndex {
-	if x != nil {
-		return x.Index
-	}
-	return nil
-}
-
-func (x *WorkerStatus) GetTokens() ParityState {
-	if x != nil {
-		return x.Tokens
-	}
-	return ParityState_PARITY_STATE_UNSPECIFIED
-}
-
-func (x *WorkerStatus) GetTokensCause() ParityCause {
-	if x != nil {
-		return x.TokensCause
-	}
-	return ParityCause_PARITY_CAUSE_UNSPECIFIED
-}
-
-func (x *WorkerStatus) GetTokensCheckedUnixNanos() int64 {
-	if x != nil {
-		return x.TokensCheckedUnixNanos
-	}
-	return 0
-}
-
-// WorkerIndex is how far the index of one worker can be trusted.
-type WorkerIndex struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Events arrive.
-	Live bool `protobuf:"varint,1,opt,name=live,proto3" json:"live,omitempty"`
-	// No event since the engine's start is missing.
-	Complete bool `protobuf:"varint,2,opt,name=complete,proto3" json:"complete,omitempty"`
-	// (hash, medium) pairs that the worker holds.
-	Blocks uint64               `protobuf:"varint,3,opt,name=blocks,proto3" json:"blocks,omitempty"`
-	Lag    *durationpb.Duration `protobuf:"bytes,4,opt,name=lag,proto3" json:"lag,omitempty"`
-	// Events that could not be used.
-	Skipped       uint64 `protobuf:"varint,5,opt,name=skipped,proto3" json:"skipped,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *WorkerIndex) Reset() {
-	*x = WorkerIndex{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[42]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *WorkerIndex) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*WorkerIndex) ProtoMessage() {}
-
-func (x *WorkerIndex) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[42]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use WorkerIndex.ProtoReflect.Descriptor instead.
-func (*WorkerIndex) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{42}
-}
-
-func (x *WorkerIndex) GetLive() bool {
-	if x != nil {
-		return x.Live
-	}
-	return false
-}
-
-func (x *WorkerIndex) GetComplete() bool {
-	if x != nil {
-		return x.Complete
-	}
-	return false
-}
-
-func (x *WorkerIndex) GetBlocks() uint64 {
-	if x != nil {
-		return x.Blocks
-	}
-	return 0
-}
-
-func (x *WorkerIndex) GetLag() *durationpb.Duration {
-	if x != nil {
-		return x.Lag
-	}
-	return nil
-}
-
-func (x *WorkerIndex) GetSkipped() uint64 {
-	if x != nil {
-		return x.Skipped
-	}
-	return 0
-}
-
-// ProfileStatus is the state of one way of turning requests into blocks.
-type ProfileStatus struct {
-	state   protoimpl.MessageState `protogen:"open.v1"`
-	Profile string                 `protobuf:"bytes,1,opt,name=profile,proto3" json:"profile,omitempty"`
-	// Worker set as namespace/name.
-	WorkerSet string `protobuf:"bytes,2,opt,name=worker_set,json=workerSet,proto3" json:"worker_set,omitempty"`
-	// How ingress gets token ids now.
-	Source TokenSource `protobuf:"varint,3,opt,name=source,proto3,enum=kinference.router.v1.TokenSource" json:"source,omitempty"`
-	// Token ids are passed on to the engines where they are proven right.
-	PassTokenIds bool `protobuf:"varint,4,opt,name=pass_token_ids,json=passTokenIds,proto3" json:"pass_token_ids,omitempty"`
-	// Tokens; 0 while unknown.
-	BlockSize uint32 `protobuf:"varint,5,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
-	// Token ids: the verdict of the ingresses, and on how many engines of the
-	// set they found the ids to agree and to differ.
-	Tokens        ParityState `protobuf:"varint,6,opt,name=tokens,proto3,enum=kinference.router.v1.ParityState" json:"tokens,omitempty"`
-	TokensCause   ParityCause `protobuf:"varint,7,opt,name=tokens_cause,json=tokensCause,proto3,enum=kinference.router.v1.ParityCause" json:"tokens_cause,omitempty"`
-	WorkersAgree  uint32      `protobuf:"varint,8,opt,name=workers_agree,json=workersAgree,proto3" json:"workers_agree,omitempty"`
-	WorkersDiffer uint32      `protobuf:"varint,9,opt,name=workers_differ,json=workersDiffer,proto3" json:"workers_differ,omitempty"`
-	// Cached tokens: whether engines had what the index said, the workers that
-	// differ, and what was counted since the router started.
-	Cached        ParityState   `protobuf:"varint,10,opt,name=cached,proto3,enum=kinference.router.v1.ParityState" json:"cached,omitempty"`
-	CachedCause   ParityCause   `protobuf:"varint,11,opt,name=cached_cause,json=cachedCause,proto3,enum=kinference.router.v1.ParityCause" json:"cached_cause,omitempty"`
-	CachedDiffers []string      `protobuf:"bytes,12,rep,name=cached_differs,json=cachedDiffers,proto3" json:"cached_differs,omitempty"`
-	CachedCounts  *CachedCounts `protobuf:"bytes,13,opt,name=cached_counts,json=cachedCounts,proto3" json:"cached_counts,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ProfileStatus) Reset() {
-	*x = ProfileStatus{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[43]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ProfileStatus) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ProfileStatus) ProtoMessage() {}
-
-func (x *ProfileStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[43]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ProfileStatus.ProtoReflect.Descriptor instead.
-func (*ProfileStatus) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{43}
-}
-
-func (x *ProfileStatus) GetProfile() string {
-	if x != nil {
-		return x.Profile
-	}
-	return ""
-}
-
-func (x *ProfileStatus) GetWorkerSet() string {
-	if x != nil {
-		return x.WorkerSet
-	}
-	return ""
-}
-
-func (x *ProfileStatus) GetSource() TokenSource {
-	if x != nil {
-		return x.Source
-	}
-	return TokenSource_TOKEN_SOURCE_UNSPECIFIED
-}
-
-func (x *ProfileStatus) GetPassTokenIds() bool {
-	if x != nil {
-		return x.PassTokenIds
-	}
-	return false
-}
-
-func (x *ProfileStatus) GetBlockSize() uint32 {
-	if x != nil {
-		return x.BlockSize
-	}
-	return 0
-}
-
-func (x *ProfileStatus) GetTokens() ParityState {
-	if x != nil {
-		return x.Tokens
-	}
-	return ParityState_PARITY_STATE_UNSPECIFIED
-}
-
-func (x *ProfileStatus) GetTokensCause() ParityCause {
-	if x != nil {
-		return x.TokensCause
-	}
-	return ParityCause_PARITY_CAUSE_UNSPECIFIED
-}
-
-func (x *ProfileStatus) GetWorkersAgree() uint32 {
-	if x != nil {
-		return x.WorkersAgree
-	}
-	return 0
-}
-
-func (x *ProfileStatus) GetWorkersDiffer() uint32 {
-	if x != nil {
-		return x.WorkersDiffer
-	}
-	return 0
-}
-
-func (x *ProfileStatus) GetCached() ParityState {
-	if x != nil {
-		return x.Cached
-	}
-	return ParityState_PARITY_STATE_UNSPECIFIED
-}
-
-func (x *ProfileStatus) GetCachedCause() ParityCause {
-	if x != nil {
-		return x.CachedCause
-	}
-	return ParityCause_PARITY_CAUSE_UNSPECIFIED
-}
-
-func (x *ProfileStatus) GetCachedDiffers() []string {
-	if x != nil {
-		return x.CachedDiffers
-	}
-	return nil
-}
-
-func (x *ProfileStatus) GetCachedCounts() *CachedCounts {
-	if x != nil {
-		return x.CachedCounts
-	}
-	return nil
-}
-
-// CachedCounts counts requests by how the engine's cached tokens compare with
-// the prediction.
-type CachedCounts struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	Agree uint64                 `protobuf:"varint,1,opt,name=agree,proto3" json:"agree,omitempty"`
-	// The engine had more than was known.
-	TooFew uint64 `protobuf:"varint,2,opt,name=too_few,json=tooFew,proto3" json:"too_few,omitempty"`
-	// The engine had less than was promised.
-	TooMany uint64 `protobuf:"varint,3,opt,name=too_many,json=tooMany,proto3" json:"too_many,omitempty"`
-	// Nothing was cached and nothing promised, or the prediction was no more
-	// than a guess.
-	Uninformative uint64 `protobuf:"varint,4,opt,name=uninformative,proto3" json:"uninformative,omitempty"`
-	NotReported   uint64 `protobuf:"varint,5,opt,name=not_reported,json=notReported,proto3" json:"not_reported,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *CachedCounts) Reset() {
-	*x = CachedCounts{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[44]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *CachedCounts) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*CachedCounts) ProtoMessage() {}
-
-func (x *CachedCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[44]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use CachedCounts.ProtoReflect.Descriptor instead.
-func (*CachedCounts) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{44}
-}
-
-func (x *CachedCounts) GetAgree() uint64 {
-	if x != nil {
-		return x.Agree
-	}
-	return 0
-}
-
-func (x *CachedCounts) GetTooFew() uint64 {
-	if x != nil {
-		return x.TooFew
-	}
-	return 0
-}
-
-func (x *CachedCounts) GetTooMany() uint64 {
-	if x != nil {
-		return x.TooMany
-	}
-	return 0
-}
-
-func (x *CachedCounts) GetUninformative() uint64 {
-	if x != nil {
-		return x.Uninformative
-	}
-	return 0
-}
-
-func (x *CachedCounts) GetNotReported() uint64 {
-	if x != nil {
-		return x.NotReported
-	}
-	return 0
-}
-
 var File_kinference_router_v1_router_proto protoreflect.FileDescriptor
 
 const file_kinference_router_v1_router_proto_rawDesc = "" +
@@ -4777,110 +3659,7 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\x12removals_last_copy\x18\t \x01(\bR\x10removalsLastCopy\x12!\n" +
 	"\fmetrics_path\x18\n" +
 	" \x01(\tR\vmetricsPath\x12D\n" +
-	"\x10metrics_interval\x18\v \x01(\v2\x19.google.protobuf.DurationR\x0fmetricsInterval\"/\n" +
-	"\x0eExplainRequest\x12\x1d\n" +
-	"\n" +
-	"request_id\x18\x01 \x01(\tR\trequestId\"M\n" +
-	"\x0fExplainResponse\x12:\n" +
-	"\bdecision\x18\x01 \x01(\v2\x1e.kinference.router.v1.DecisionR\bdecision\"\xe4\x04\n" +
-	"\bDecision\x12\x1d\n" +
-	"\n" +
-	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
-	"\x05model\x18\x02 \x01(\tR\x05model\x12\x16\n" +
-	"\x06tenant\x18\x03 \x01(\tR\x06tenant\x12,\n" +
-	"\x12decided_unix_nanos\x18\x04 \x01(\x03R\x10decidedUnixNanos\x12'\n" +
-	"\x0fcatalog_version\x18\x05 \x01(\x04R\x0ecatalogVersion\x12\x16\n" +
-	"\x06policy\x18\x06 \x01(\tR\x06policy\x12\x12\n" +
-	"\x04pool\x18\a \x01(\tR\x04pool\x12\x16\n" +
-	"\x06chosen\x18\b \x01(\tR\x06chosen\x12\x1b\n" +
-	"\tserved_by\x18\t \x01(\tR\bservedBy\x12?\n" +
-	"\n" +
-	"candidates\x18\n" +
-	" \x03(\v2\x1f.kinference.router.v1.CandidateR\n" +
-	"candidates\x12\x16\n" +
-	"\x06reason\x18\v \x01(\tR\x06reason\x12:\n" +
-	"\vactual_ttft\x18\f \x01(\v2\x19.google.protobuf.DurationR\n" +
-	"actualTtft\x125\n" +
-	"\x14actual_cached_tokens\x18\r \x01(\rH\x00R\x12actualCachedTokens\x88\x01\x01\x127\n" +
-	"\averdict\x18\x0e \x01(\v2\x1d.kinference.router.v1.VerdictR\averdict\x125\n" +
-	"\x06shadow\x18\x0f \x01(\v2\x1d.kinference.router.v1.VerdictR\x06shadowB\x17\n" +
-	"\x15_actual_cached_tokens\"\xc4\x04\n" +
-	"\tCandidate\x12\x16\n" +
-	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x18\n" +
-	"\aprofile\x18\x02 \x01(\tR\aprofile\x12#\n" +
-	"\rprompt_tokens\x18\x03 \x01(\rR\fpromptTokens\x12%\n" +
-	"\x0ematched_tokens\x18\x04 \x01(\rR\rmatchedTokens\x12-\n" +
-	"\x12anticipated_tokens\x18\x05 \x01(\rR\x11anticipatedTokens\x12@\n" +
-	"\x0epredicted_ttft\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\rpredictedTtft\x12@\n" +
-	"\x0epredicted_wait\x18\a \x01(\v2\x19.google.protobuf.DurationR\rpredictedWait\x12F\n" +
-	"\x11predicted_prefill\x18\b \x01(\v2\x19.google.protobuf.DurationR\x10predictedPrefill\x12\x1b\n" +
-	"\tin_flight\x18\t \x01(\rR\binFlight\x12\x18\n" +
-	"\arunning\x18\n" +
-	" \x01(\x01R\arunning\x12\x18\n" +
-	"\awaiting\x18\v \x01(\x01R\awaiting\x12\x19\n" +
-	"\bkv_usage\x18\f \x01(\x01R\akvUsage\x128\n" +
-	"\n" +
-	"sample_age\x18\r \x01(\v2\x19.google.protobuf.DurationR\tsampleAge\x12\x18\n" +
-	"\adropped\x18\x0e \x01(\tR\adropped\"}\n" +
-	"\aVerdict\x12\x16\n" +
-	"\x06action\x18\x01 \x01(\tR\x06action\x12\x12\n" +
-	"\x04rule\x18\x02 \x01(\tR\x04rule\x12\x14\n" +
-	"\x05stage\x18\x03 \x01(\rR\x05stage\x12\x18\n" +
-	"\aemptied\x18\x04 \x03(\tR\aemptied\x12\x16\n" +
-	"\x06chosen\x18\x05 \x01(\tR\x06chosen\"\x0f\n" +
-	"\rStatusRequest\"\xe5\x01\n" +
-	"\x0eStatusResponse\x12'\n" +
-	"\x0fcatalog_version\x18\x01 \x01(\x04R\x0ecatalogVersion\x12+\n" +
-	"\x11tracker_connected\x18\x02 \x01(\bR\x10trackerConnected\x12<\n" +
-	"\aworkers\x18\x03 \x03(\v2\".kinference.router.v1.WorkerStatusR\aworkers\x12?\n" +
-	"\bprofiles\x18\x04 \x03(\v2#.kinference.router.v1.ProfileStatusR\bprofiles\"\x8d\x04\n" +
-	"\fWorkerStatus\x12\x16\n" +
-	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x1d\n" +
-	"\n" +
-	"worker_set\x18\x02 \x01(\tR\tworkerSet\x12\x10\n" +
-	"\x03url\x18\x03 \x01(\tR\x03url\x12\x14\n" +
-	"\x05ready\x18\x04 \x01(\bR\x05ready\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x1d\n" +
-	"\n" +
-	"block_size\x18\x06 \x01(\rR\tblockSize\x12\"\n" +
-	"\rmax_model_len\x18\a \x01(\rR\vmaxModelLen\x128\n" +
-	"\n" +
-	"sample_age\x18\b \x01(\v2\x19.google.protobuf.DurationR\tsampleAge\x12\x14\n" +
-	"\x05epoch\x18\t \x01(\tR\x05epoch\x127\n" +
-	"\x05index\x18\n" +
-	" \x01(\v2!.kinference.router.v1.WorkerIndexR\x05index\x129\n" +
-	"\x06tokens\x18\v \x01(\x0e2!.kinference.router.v1.ParityStateR\x06tokens\x12D\n" +
-	"\ftokens_cause\x18\f \x01(\x0e2!.kinference.router.v1.ParityCauseR\vtokensCause\x129\n" +
-	"\x19tokens_checked_unix_nanos\x18\r \x01(\x03R\x16tokensCheckedUnixNanos\"\x9c\x01\n" +
-	"\vWorkerIndex\x12\x12\n" +
-	"\x04live\x18\x01 \x01(\bR\x04live\x12\x1a\n" +
-	"\bcomplete\x18\x02 \x01(\bR\bcomplete\x12\x16\n" +
-	"\x06blocks\x18\x03 \x01(\x04R\x06blocks\x12+\n" +
-	"\x03lag\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03lag\x12\x18\n" +
-	"\askipped\x18\x05 \x01(\x04R\askipped\"\x86\x05\n" +
-	"\rProfileStatus\x12\x18\n" +
-	"\aprofile\x18\x01 \x01(\tR\aprofile\x12\x1d\n" +
-	"\n" +
-	"worker_set\x18\x02 \x01(\tR\tworkerSet\x129\n" +
-	"\x06source\x18\x03 \x01(\x0e2!.kinference.router.v1.TokenSourceR\x06source\x12$\n" +
-	"\x0epass_token_ids\x18\x04 \x01(\bR\fpassTokenIds\x12\x1d\n" +
-	"\n" +
-	"block_size\x18\x05 \x01(\rR\tblockSize\x129\n" +
-	"\x06tokens\x18\x06 \x01(\x0e2!.kinference.router.v1.ParityStateR\x06tokens\x12D\n" +
-	"\ftokens_cause\x18\a \x01(\x0e2!.kinference.router.v1.ParityCauseR\vtokensCause\x12#\n" +
-	"\rworkers_agree\x18\b \x01(\rR\fworkersAgree\x12%\n" +
-	"\x0eworkers_differ\x18\t \x01(\rR\rworkersDiffer\x129\n" +
-	"\x06cached\x18\n" +
-	" \x01(\x0e2!.kinference.router.v1.ParityStateR\x06cached\x12D\n" +
-	"\fcached_cause\x18\v \x01(\x0e2!.kinference.router.v1.ParityCauseR\vcachedCause\x12%\n" +
-	"\x0ecached_differs\x18\f \x03(\tR\rcachedDiffers\x12G\n" +
-	"\rcached_counts\x18\r \x01(\v2\".kinference.router.v1.CachedCountsR\fcachedCounts\"\xa1\x01\n" +
-	"\fCachedCounts\x12\x14\n" +
-	"\x05agree\x18\x01 \x01(\x04R\x05agree\x12\x17\n" +
-	"\atoo_few\x18\x02 \x01(\x04R\x06tooFew\x12\x19\n" +
-	"\btoo_many\x18\x03 \x01(\x04R\atooMany\x12$\n" +
-	"\runinformative\x18\x04 \x01(\x04R\runinformative\x12!\n" +
-	"\fnot_reported\x18\x05 \x01(\x04R\vnotReported*^\n" +
+	"\x10metrics_interval\x18\v \x01(\v2\x19.google.protobuf.DurationR\x0fmetricsInterval*^\n" +
 	"\vParityState\x12\x1c\n" +
 	"\x18PARITY_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13PARITY_STATE_AGREES\x10\x01\x12\x18\n" +
@@ -4924,18 +3703,11 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\x1aON_UNAVAILABLE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14ON_UNAVAILABLE_ALLOW\x10\x01\x12\x18\n" +
 	"\x14ON_UNAVAILABLE_LOCAL\x10\x02\x12\x17\n" +
-	"\x13ON_UNAVAILABLE_DENY\x10\x03*x\n" +
-	"\vTokenSource\x12\x1c\n" +
-	"\x18TOKEN_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n" +
-	"\x12TOKEN_SOURCE_LOCAL\x10\x01\x12\x16\n" +
-	"\x12TOKEN_SOURCE_ASKED\x10\x02\x12\x1b\n" +
-	"\x17TOKEN_SOURCE_DISTRUSTED\x10\x032\xb0\x04\n" +
+	"\x13ON_UNAVAILABLE_DENY\x10\x032\x83\x03\n" +
 	"\rRouterService\x12P\n" +
 	"\x05Route\x12\".kinference.router.v1.RouteRequest\x1a#.kinference.router.v1.RouteResponse\x12S\n" +
 	"\x06Report\x12#.kinference.router.v1.ReportRequest\x1a$.kinference.router.v1.ReportResponse\x12g\n" +
-	"\fWatchCatalog\x12).kinference.router.v1.WatchCatalogRequest\x1a*.kinference.router.v1.WatchCatalogResponse0\x01\x12V\n" +
-	"\aExplain\x12$.kinference.router.v1.ExplainRequest\x1a%.kinference.router.v1.ExplainResponse\x12S\n" +
-	"\x06Status\x12#.kinference.router.v1.StatusRequest\x1a$.kinference.router.v1.StatusResponse\x12b\n" +
+	"\fWatchCatalog\x12).kinference.router.v1.WatchCatalogRequest\x1a*.kinference.router.v1.WatchCatalogResponse0\x01\x12b\n" +
 	"\vReviewToken\x12(.kinference.router.v1.ReviewTokenRequest\x1a).kinference.router.v1.ReviewTokenResponseBJZHgithub.com/kinference/kinference/proto/gen/kinference/router/v1;routerv1b\x06proto3"
 
 var (
@@ -4950,8 +3722,8 @@ func file_kinference_router_v1_router_proto_rawDescGZIP() []byte {
 	return file_kinference_router_v1_router_proto_rawDescData
 }
 
-var file_kinference_router_v1_router_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_kinference_router_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_kinference_router_v1_router_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_kinference_router_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_kinference_router_v1_router_proto_goTypes = []any{
 	(ParityState)(0),             // 0: kinference.router.v1.ParityState
 	(ParityCause)(0),             // 1: kinference.router.v1.ParityCause
@@ -4960,142 +3732,104 @@ var file_kinference_router_v1_router_proto_goTypes = []any{
 	(TokenSort)(0),               // 4: kinference.router.v1.TokenSort
 	(CalendarPeriod)(0),          // 5: kinference.router.v1.CalendarPeriod
 	(OnUnavailable)(0),           // 6: kinference.router.v1.OnUnavailable
-	(TokenSource)(0),             // 7: kinference.router.v1.TokenSource
-	(*ReviewTokenRequest)(nil),   // 8: kinference.router.v1.ReviewTokenRequest
-	(*ReviewTokenResponse)(nil),  // 9: kinference.router.v1.ReviewTokenResponse
-	(*RouteRequest)(nil),         // 10: kinference.router.v1.RouteRequest
-	(*Attributes)(nil),           // 11: kinference.router.v1.Attributes
-	(*Prompt)(nil),               // 12: kinference.router.v1.Prompt
-	(*RouteResponse)(nil),        // 13: kinference.router.v1.RouteResponse
-	(*Rejection)(nil),            // 14: kinference.router.v1.Rejection
-	(*Endpoint)(nil),             // 15: kinference.router.v1.Endpoint
-	(*ReportRequest)(nil),        // 16: kinference.router.v1.ReportRequest
-	(*ParityReport)(nil),         // 17: kinference.router.v1.ParityReport
-	(*Parity)(nil),               // 18: kinference.router.v1.Parity
-	(*Report)(nil),               // 19: kinference.router.v1.Report
-	(*Moved)(nil),                // 20: kinference.router.v1.Moved
-	(*FirstToken)(nil),           // 21: kinference.router.v1.FirstToken
-	(*Done)(nil),                 // 22: kinference.router.v1.Done
-	(*ReportResponse)(nil),       // 23: kinference.router.v1.ReportResponse
-	(*WatchCatalogRequest)(nil),  // 24: kinference.router.v1.WatchCatalogRequest
-	(*WatchCatalogResponse)(nil), // 25: kinference.router.v1.WatchCatalogResponse
-	(*Catalog)(nil),              // 26: kinference.router.v1.Catalog
-	(*Price)(nil),                // 27: kinference.router.v1.Price
-	(*Pool)(nil),                 // 28: kinference.router.v1.Pool
-	(*Backend)(nil),              // 29: kinference.router.v1.Backend
-	(*JwtIssuer)(nil),            // 30: kinference.router.v1.JwtIssuer
-	(*Tenant)(nil),               // 31: kinference.router.v1.Tenant
-	(*Key)(nil),                  // 32: kinference.router.v1.Key
-	(*ClaimIdentity)(nil),        // 33: kinference.router.v1.ClaimIdentity
-	(*LimitPolicy)(nil),          // 34: kinference.router.v1.LimitPolicy
-	(*Limit)(nil),                // 35: kinference.router.v1.Limit
-	(*TokenLimit)(nil),           // 36: kinference.router.v1.TokenLimit
-	(*CostLimit)(nil),            // 37: kinference.router.v1.CostLimit
-	(*Calendar)(nil),             // 38: kinference.router.v1.Calendar
-	(*Model)(nil),                // 39: kinference.router.v1.Model
-	(*Profile)(nil),              // 40: kinference.router.v1.Profile
-	(*Worker)(nil),               // 41: kinference.router.v1.Worker
-	(*ExplainRequest)(nil),       // 42: kinference.router.v1.ExplainRequest
-	(*ExplainResponse)(nil),      // 43: kinference.router.v1.ExplainResponse
-	(*Decision)(nil),             // 44: kinference.router.v1.Decision
-	(*Candidate)(nil),            // 45: kinference.router.v1.Candidate
-	(*Verdict)(nil),              // 46: kinference.router.v1.Verdict
-	(*StatusRequest)(nil),        // 47: kinference.router.v1.StatusRequest
-	(*StatusResponse)(nil),       // 48: kinference.router.v1.StatusResponse
-	(*WorkerStatus)(nil),         // 49: kinference.router.v1.WorkerStatus
-	(*WorkerIndex)(nil),          // 50: kinference.router.v1.WorkerIndex
-	(*ProfileStatus)(nil),        // 51: kinference.router.v1.ProfileStatus
-	(*CachedCounts)(nil),         // 52: kinference.router.v1.CachedCounts
-	nil,                          // 53: kinference.router.v1.Attributes.HeadersEntry
-	nil,                          // 54: kinference.router.v1.Catalog.EpochsEntry
-	(*durationpb.Duration)(nil),  // 55: google.protobuf.Duration
+	(*ReviewTokenRequest)(nil),   // 7: kinference.router.v1.ReviewTokenRequest
+	(*ReviewTokenResponse)(nil),  // 8: kinference.router.v1.ReviewTokenResponse
+	(*RouteRequest)(nil),         // 9: kinference.router.v1.RouteRequest
+	(*Attributes)(nil),           // 10: kinference.router.v1.Attributes
+	(*Prompt)(nil),               // 11: kinference.router.v1.Prompt
+	(*RouteResponse)(nil),        // 12: kinference.router.v1.RouteResponse
+	(*Rejection)(nil),            // 13: kinference.router.v1.Rejection
+	(*Endpoint)(nil),             // 14: kinference.router.v1.Endpoint
+	(*ReportRequest)(nil),        // 15: kinference.router.v1.ReportRequest
+	(*ParityReport)(nil),         // 16: kinference.router.v1.ParityReport
+	(*Parity)(nil),               // 17: kinference.router.v1.Parity
+	(*Report)(nil),               // 18: kinference.router.v1.Report
+	(*Moved)(nil),                // 19: kinference.router.v1.Moved
+	(*FirstToken)(nil),           // 20: kinference.router.v1.FirstToken
+	(*Done)(nil),                 // 21: kinference.router.v1.Done
+	(*ReportResponse)(nil),       // 22: kinference.router.v1.ReportResponse
+	(*WatchCatalogRequest)(nil),  // 23: kinference.router.v1.WatchCatalogRequest
+	(*WatchCatalogResponse)(nil), // 24: kinference.router.v1.WatchCatalogResponse
+	(*Catalog)(nil),              // 25: kinference.router.v1.Catalog
+	(*Price)(nil),                // 26: kinference.router.v1.Price
+	(*Pool)(nil),                 // 27: kinference.router.v1.Pool
+	(*Backend)(nil),              // 28: kinference.router.v1.Backend
+	(*JwtIssuer)(nil),            // 29: kinference.router.v1.JwtIssuer
+	(*Tenant)(nil),               // 30: kinference.router.v1.Tenant
+	(*Key)(nil),                  // 31: kinference.router.v1.Key
+	(*ClaimIdentity)(nil),        // 32: kinference.router.v1.ClaimIdentity
+	(*LimitPolicy)(nil),          // 33: kinference.router.v1.LimitPolicy
+	(*Limit)(nil),                // 34: kinference.router.v1.Limit
+	(*TokenLimit)(nil),           // 35: kinference.router.v1.TokenLimit
+	(*CostLimit)(nil),            // 36: kinference.router.v1.CostLimit
+	(*Calendar)(nil),             // 37: kinference.router.v1.Calendar
+	(*Model)(nil),                // 38: kinference.router.v1.Model
+	(*Profile)(nil),              // 39: kinference.router.v1.Profile
+	(*Worker)(nil),               // 40: kinference.router.v1.Worker
+	nil,                          // 41: kinference.router.v1.Attributes.HeadersEntry
+	nil,                          // 42: kinference.router.v1.Catalog.EpochsEntry
+	(*durationpb.Duration)(nil),  // 43: google.protobuf.Duration
 }
 var file_kinference_router_v1_router_proto_depIdxs = []int32{
-	12, // 0: kinference.router.v1.RouteRequest.prompts:type_name -> kinference.router.v1.Prompt
-	11, // 1: kinference.router.v1.RouteRequest.attributes:type_name -> kinference.router.v1.Attributes
-	53, // 2: kinference.router.v1.Attributes.headers:type_name -> kinference.router.v1.Attributes.HeadersEntry
-	15, // 3: kinference.router.v1.RouteResponse.endpoints:type_name -> kinference.router.v1.Endpoint
-	55, // 4: kinference.router.v1.RouteResponse.queued:type_name -> google.protobuf.Duration
-	55, // 5: kinference.router.v1.Endpoint.predicted_ttft:type_name -> google.protobuf.Duration
-	19, // 6: kinference.router.v1.ReportRequest.reports:type_name -> kinference.router.v1.Report
-	17, // 7: kinference.router.v1.ReportRequest.parity:type_name -> kinference.router.v1.ParityReport
-	18, // 8: kinference.router.v1.ParityReport.verdicts:type_name -> kinference.router.v1.Parity
+	11, // 0: kinference.router.v1.RouteRequest.prompts:type_name -> kinference.router.v1.Prompt
+	10, // 1: kinference.router.v1.RouteRequest.attributes:type_name -> kinference.router.v1.Attributes
+	41, // 2: kinference.router.v1.Attributes.headers:type_name -> kinference.router.v1.Attributes.HeadersEntry
+	14, // 3: kinference.router.v1.RouteResponse.endpoints:type_name -> kinference.router.v1.Endpoint
+	43, // 4: kinference.router.v1.RouteResponse.queued:type_name -> google.protobuf.Duration
+	43, // 5: kinference.router.v1.Endpoint.predicted_ttft:type_name -> google.protobuf.Duration
+	18, // 6: kinference.router.v1.ReportRequest.reports:type_name -> kinference.router.v1.Report
+	16, // 7: kinference.router.v1.ReportRequest.parity:type_name -> kinference.router.v1.ParityReport
+	17, // 8: kinference.router.v1.ParityReport.verdicts:type_name -> kinference.router.v1.Parity
 	0,  // 9: kinference.router.v1.Parity.state:type_name -> kinference.router.v1.ParityState
 	1,  // 10: kinference.router.v1.Parity.cause:type_name -> kinference.router.v1.ParityCause
-	20, // 11: kinference.router.v1.Report.moved:type_name -> kinference.router.v1.Moved
-	21, // 12: kinference.router.v1.Report.first_token:type_name -> kinference.router.v1.FirstToken
-	22, // 13: kinference.router.v1.Report.done:type_name -> kinference.router.v1.Done
-	55, // 14: kinference.router.v1.FirstToken.ttft:type_name -> google.protobuf.Duration
+	19, // 11: kinference.router.v1.Report.moved:type_name -> kinference.router.v1.Moved
+	20, // 12: kinference.router.v1.Report.first_token:type_name -> kinference.router.v1.FirstToken
+	21, // 13: kinference.router.v1.Report.done:type_name -> kinference.router.v1.Done
+	43, // 14: kinference.router.v1.FirstToken.ttft:type_name -> google.protobuf.Duration
 	2,  // 15: kinference.router.v1.Done.outcome:type_name -> kinference.router.v1.Outcome
-	26, // 16: kinference.router.v1.WatchCatalogResponse.catalog:type_name -> kinference.router.v1.Catalog
-	39, // 17: kinference.router.v1.Catalog.models:type_name -> kinference.router.v1.Model
-	40, // 18: kinference.router.v1.Catalog.profiles:type_name -> kinference.router.v1.Profile
-	41, // 19: kinference.router.v1.Catalog.workers:type_name -> kinference.router.v1.Worker
-	54, // 20: kinference.router.v1.Catalog.epochs:type_name -> kinference.router.v1.Catalog.EpochsEntry
-	29, // 21: kinference.router.v1.Catalog.backends:type_name -> kinference.router.v1.Backend
-	28, // 22: kinference.router.v1.Catalog.pools:type_name -> kinference.router.v1.Pool
-	31, // 23: kinference.router.v1.Catalog.tenants:type_name -> kinference.router.v1.Tenant
-	34, // 24: kinference.router.v1.Catalog.limit_policies:type_name -> kinference.router.v1.LimitPolicy
-	27, // 25: kinference.router.v1.Catalog.prices:type_name -> kinference.router.v1.Price
-	39, // 26: kinference.router.v1.Pool.models:type_name -> kinference.router.v1.Model
-	30, // 27: kinference.router.v1.Backend.jwt:type_name -> kinference.router.v1.JwtIssuer
-	55, // 28: kinference.router.v1.Backend.idle_timeout:type_name -> google.protobuf.Duration
-	55, // 29: kinference.router.v1.Backend.total_timeout:type_name -> google.protobuf.Duration
-	32, // 30: kinference.router.v1.Tenant.keys:type_name -> kinference.router.v1.Key
-	33, // 31: kinference.router.v1.Tenant.claims:type_name -> kinference.router.v1.ClaimIdentity
-	35, // 32: kinference.router.v1.Tenant.limits:type_name -> kinference.router.v1.Limit
-	35, // 33: kinference.router.v1.LimitPolicy.limits:type_name -> kinference.router.v1.Limit
+	25, // 16: kinference.router.v1.WatchCatalogResponse.catalog:type_name -> kinference.router.v1.Catalog
+	38, // 17: kinference.router.v1.Catalog.models:type_name -> kinference.router.v1.Model
+	39, // 18: kinference.router.v1.Catalog.profiles:type_name -> kinference.router.v1.Profile
+	40, // 19: kinference.router.v1.Catalog.workers:type_name -> kinference.router.v1.Worker
+	42, // 20: kinference.router.v1.Catalog.epochs:type_name -> kinference.router.v1.Catalog.EpochsEntry
+	28, // 21: kinference.router.v1.Catalog.backends:type_name -> kinference.router.v1.Backend
+	27, // 22: kinference.router.v1.Catalog.pools:type_name -> kinference.router.v1.Pool
+	30, // 23: kinference.router.v1.Catalog.tenants:type_name -> kinference.router.v1.Tenant
+	33, // 24: kinference.router.v1.Catalog.limit_policies:type_name -> kinference.router.v1.LimitPolicy
+	26, // 25: kinference.router.v1.Catalog.prices:type_name -> kinference.router.v1.Price
+	38, // 26: kinference.router.v1.Pool.models:type_name -> kinference.router.v1.Model
+	29, // 27: kinference.router.v1.Backend.jwt:type_name -> kinference.router.v1.JwtIssuer
+	43, // 28: kinference.router.v1.Backend.idle_timeout:type_name -> google.protobuf.Duration
+	43, // 29: kinference.router.v1.Backend.total_timeout:type_name -> google.protobuf.Duration
+	31, // 30: kinference.router.v1.Tenant.keys:type_name -> kinference.router.v1.Key
+	32, // 31: kinference.router.v1.Tenant.claims:type_name -> kinference.router.v1.ClaimIdentity
+	34, // 32: kinference.router.v1.Tenant.limits:type_name -> kinference.router.v1.Limit
+	34, // 33: kinference.router.v1.LimitPolicy.limits:type_name -> kinference.router.v1.Limit
 	3,  // 34: kinference.router.v1.Limit.per:type_name -> kinference.router.v1.LimitScope
-	36, // 35: kinference.router.v1.Limit.tokens:type_name -> kinference.router.v1.TokenLimit
-	37, // 36: kinference.router.v1.Limit.cost:type_name -> kinference.router.v1.CostLimit
-	55, // 37: kinference.router.v1.Limit.window:type_name -> google.protobuf.Duration
-	55, // 38: kinference.router.v1.Limit.burst:type_name -> google.protobuf.Duration
-	38, // 39: kinference.router.v1.Limit.calendar:type_name -> kinference.router.v1.Calendar
+	35, // 35: kinference.router.v1.Limit.tokens:type_name -> kinference.router.v1.TokenLimit
+	36, // 36: kinference.router.v1.Limit.cost:type_name -> kinference.router.v1.CostLimit
+	43, // 37: kinference.router.v1.Limit.window:type_name -> google.protobuf.Duration
+	43, // 38: kinference.router.v1.Limit.burst:type_name -> google.protobuf.Duration
+	37, // 39: kinference.router.v1.Limit.calendar:type_name -> kinference.router.v1.Calendar
 	6,  // 40: kinference.router.v1.Limit.on_unavailable:type_name -> kinference.router.v1.OnUnavailable
 	4,  // 41: kinference.router.v1.TokenLimit.sort:type_name -> kinference.router.v1.TokenSort
 	5,  // 42: kinference.router.v1.Calendar.period:type_name -> kinference.router.v1.CalendarPeriod
 	0,  // 43: kinference.router.v1.Profile.parity:type_name -> kinference.router.v1.ParityState
 	1,  // 44: kinference.router.v1.Profile.parity_cause:type_name -> kinference.router.v1.ParityCause
-	55, // 45: kinference.router.v1.Worker.metrics_interval:type_name -> google.protobuf.Duration
-	44, // 46: kinference.router.v1.ExplainResponse.decision:type_name -> kinference.router.v1.Decision
-	45, // 47: kinference.router.v1.Decision.candidates:type_name -> kinference.router.v1.Candidate
-	55, // 48: kinference.router.v1.Decision.actual_ttft:type_name -> google.protobuf.Duration
-	46, // 49: kinference.router.v1.Decision.verdict:type_name -> kinference.router.v1.Verdict
-	46, // 50: kinference.router.v1.Decision.shadow:type_name -> kinference.router.v1.Verdict
-	55, // 51: kinference.router.v1.Candidate.predicted_ttft:type_name -> google.protobuf.Duration
-	55, // 52: kinference.router.v1.Candidate.predicted_wait:type_name -> google.protobuf.Duration
-	55, // 53: kinference.router.v1.Candidate.predicted_prefill:type_name -> google.protobuf.Duration
-	55, // 54: kinference.router.v1.Candidate.sample_age:type_name -> google.protobuf.Duration
-	49, // 55: kinference.router.v1.StatusResponse.workers:type_name -> kinference.router.v1.WorkerStatus
-	51, // 56: kinference.router.v1.StatusResponse.profiles:type_name -> kinference.router.v1.ProfileStatus
-	55, // 57: kinference.router.v1.WorkerStatus.sample_age:type_name -> google.protobuf.Duration
-	50, // 58: kinference.router.v1.WorkerStatus.index:type_name -> kinference.router.v1.WorkerIndex
-	0,  // 59: kinference.router.v1.WorkerStatus.tokens:type_name -> kinference.router.v1.ParityState
-	1,  // 60: kinference.router.v1.WorkerStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
-	55, // 61: kinference.router.v1.WorkerIndex.lag:type_name -> google.protobuf.Duration
-	7,  // 62: kinference.router.v1.ProfileStatus.source:type_name -> kinference.router.v1.TokenSource
-	0,  // 63: kinference.router.v1.ProfileStatus.tokens:type_name -> kinference.router.v1.ParityState
-	1,  // 64: kinference.router.v1.ProfileStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
-	0,  // 65: kinference.router.v1.ProfileStatus.cached:type_name -> kinference.router.v1.ParityState
-	1,  // 66: kinference.router.v1.ProfileStatus.cached_cause:type_name -> kinference.router.v1.ParityCause
-	52, // 67: kinference.router.v1.ProfileStatus.cached_counts:type_name -> kinference.router.v1.CachedCounts
-	10, // 68: kinference.router.v1.RouterService.Route:input_type -> kinference.router.v1.RouteRequest
-	16, // 69: kinference.router.v1.RouterService.Report:input_type -> kinference.router.v1.ReportRequest
-	24, // 70: kinference.router.v1.RouterService.WatchCatalog:input_type -> kinference.router.v1.WatchCatalogRequest
-	42, // 71: kinference.router.v1.RouterService.Explain:input_type -> kinference.router.v1.ExplainRequest
-	47, // 72: kinference.router.v1.RouterService.Status:input_type -> kinference.router.v1.StatusRequest
-	8,  // 73: kinference.router.v1.RouterService.ReviewToken:input_type -> kinference.router.v1.ReviewTokenRequest
-	13, // 74: kinference.router.v1.RouterService.Route:output_type -> kinference.router.v1.RouteResponse
-	23, // 75: kinference.router.v1.RouterService.Report:output_type -> kinference.router.v1.ReportResponse
-	25, // 76: kinference.router.v1.RouterService.WatchCatalog:output_type -> kinference.router.v1.WatchCatalogResponse
-	43, // 77: kinference.router.v1.RouterService.Explain:output_type -> kinference.router.v1.ExplainResponse
-	48, // 78: kinference.router.v1.RouterService.Status:output_type -> kinference.router.v1.StatusResponse
-	9,  // 79: kinference.router.v1.RouterService.ReviewToken:output_type -> kinference.router.v1.ReviewTokenResponse
-	74, // [74:80] is the sub-list for method output_type
-	68, // [68:74] is the sub-list for method input_type
-	68, // [68:68] is the sub-list for extension type_name
-	68, // [68:68] is the sub-list for extension extendee
-	0,  // [0:68] is the sub-list for field type_name
+	43, // 45: kinference.router.v1.Worker.metrics_interval:type_name -> google.protobuf.Duration
+	9,  // 46: kinference.router.v1.RouterService.Route:input_type -> kinference.router.v1.RouteRequest
+	15, // 47: kinference.router.v1.RouterService.Report:input_type -> kinference.router.v1.ReportRequest
+	23, // 48: kinference.router.v1.RouterService.WatchCatalog:input_type -> kinference.router.v1.WatchCatalogRequest
+	7,  // 49: kinference.router.v1.RouterService.ReviewToken:input_type -> kinference.router.v1.ReviewTokenRequest
+	12, // 50: kinference.router.v1.RouterService.Route:output_type -> kinference.router.v1.RouteResponse
+	22, // 51: kinference.router.v1.RouterService.Report:output_type -> kinference.router.v1.ReportResponse
+	24, // 52: kinference.router.v1.RouterService.WatchCatalog:output_type -> kinference.router.v1.WatchCatalogResponse
+	8,  // 53: kinference.router.v1.RouterService.ReviewToken:output_type -> kinference.router.v1.ReviewTokenResponse
+	50, // [50:54] is the sub-list for method output_type
+	46, // [46:50] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_kinference_router_v1_router_proto_init() }
@@ -5117,14 +3851,13 @@ func file_kinference_router_v1_router_proto_init() {
 		(*Limit_Cost)(nil),
 		(*Limit_GpuSeconds)(nil),
 	}
-	file_kinference_router_v1_router_proto_msgTypes[36].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kinference_router_v1_router_proto_rawDesc), len(file_kinference_router_v1_router_proto_rawDesc)),
-			NumEnums:      8,
-			NumMessages:   47,
+			NumEnums:      7,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

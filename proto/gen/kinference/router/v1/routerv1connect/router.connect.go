@@ -42,10 +42,6 @@ const (
 	// RouterServiceWatchCatalogProcedure is the fully-qualified name of the RouterService's
 	// WatchCatalog RPC.
 	RouterServiceWatchCatalogProcedure = "/kinference.router.v1.RouterService/WatchCatalog"
-	// RouterServiceExplainProcedure is the fully-qualified name of the RouterService's Explain RPC.
-	RouterServiceExplainProcedure = "/kinference.router.v1.RouterService/Explain"
-	// RouterServiceStatusProcedure is the fully-qualified name of the RouterService's Status RPC.
-	RouterServiceStatusProcedure = "/kinference.router.v1.RouterService/Status"
 	// RouterServiceReviewTokenProcedure is the fully-qualified name of the RouterService's ReviewToken
 	// RPC.
 	RouterServiceReviewTokenProcedure = "/kinference.router.v1.RouterService/ReviewToken"
@@ -64,11 +60,6 @@ type RouterServiceClient interface {
 	Report(context.Context, *v1.ReportRequest) (*v1.ReportResponse, error)
 	// WatchCatalog streams the catalog: at once, then whenever it changes.
 	WatchCatalog(context.Context, *v1.WatchCatalogRequest) (*connect.ServerStreamForClient[v1.WatchCatalogResponse], error)
-	// Explain returns the record of a recent decision. Error: NotFound.
-	Explain(context.Context, *v1.ExplainRequest) (*v1.ExplainResponse, error)
-	// Status tells what the router knows of the workers and the profiles, and
-	// whether what is computed here agrees with what the engines do.
-	Status(context.Context, *v1.StatusRequest) (*v1.StatusResponse, error)
 	// ReviewToken asks Kubernetes whose ServiceAccount token this is. Only the
 	// router talks to the Kubernetes API. Errors: FailedPrecondition when this
 	// router does not, Unavailable when the API does not answer; a token that is
@@ -105,18 +96,6 @@ func NewRouterServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithSchema(routerServiceMethods.ByName("WatchCatalog")),
 			connect.WithClientOptions(opts...),
 		),
-		explain: connect.NewClient[v1.ExplainRequest, v1.ExplainResponse](
-			httpClient,
-			baseURL+RouterServiceExplainProcedure,
-			connect.WithSchema(routerServiceMethods.ByName("Explain")),
-			connect.WithClientOptions(opts...),
-		),
-		status: connect.NewClient[v1.StatusRequest, v1.StatusResponse](
-			httpClient,
-			baseURL+RouterServiceStatusProcedure,
-			connect.WithSchema(routerServiceMethods.ByName("Status")),
-			connect.WithClientOptions(opts...),
-		),
 		reviewToken: connect.NewClient[v1.ReviewTokenRequest, v1.ReviewTokenResponse](
 			httpClient,
 			baseURL+RouterServiceReviewTokenProcedure,
@@ -131,8 +110,6 @@ type routerServiceClient struct {
 	route        *connect.Client[v1.RouteRequest, v1.RouteResponse]
 	report       *connect.Client[v1.ReportRequest, v1.ReportResponse]
 	watchCatalog *connect.Client[v1.WatchCatalogRequest, v1.WatchCatalogResponse]
-	explain      *connect.Client[v1.ExplainRequest, v1.ExplainResponse]
-	status       *connect.Client[v1.StatusRequest, v1.StatusResponse]
 	reviewToken  *connect.Client[v1.ReviewTokenRequest, v1.ReviewTokenResponse]
 }
 
@@ -159,24 +136,6 @@ func (c *routerServiceClient) WatchCatalog(ctx context.Context, req *v1.WatchCat
 	return c.watchCatalog.CallServerStream(ctx, connect.NewRequest(req))
 }
 
-// Explain calls kinference.router.v1.RouterService.Explain.
-func (c *routerServiceClient) Explain(ctx context.Context, req *v1.ExplainRequest) (*v1.ExplainResponse, error) {
-	response, err := c.explain.CallUnary(ctx, connect.NewRequest(req))
-	if response != nil {
-		return response.Msg, err
-	}
-	return nil, err
-}
-
-// Status calls kinference.router.v1.RouterService.Status.
-func (c *routerServiceClient) Status(ctx context.Context, req *v1.StatusRequest) (*v1.StatusResponse, error) {
-	response, err := c.status.CallUnary(ctx, connect.NewRequest(req))
-	if response != nil {
-		return response.Msg, err
-	}
-	return nil, err
-}
-
 // ReviewToken calls kinference.router.v1.RouterService.ReviewToken.
 func (c *routerServiceClient) ReviewToken(ctx context.Context, req *v1.ReviewTokenRequest) (*v1.ReviewTokenResponse, error) {
 	response, err := c.reviewToken.CallUnary(ctx, connect.NewRequest(req))
@@ -199,11 +158,6 @@ type RouterServiceHandler interface {
 	Report(context.Context, *v1.ReportRequest) (*v1.ReportResponse, error)
 	// WatchCatalog streams the catalog: at once, then whenever it changes.
 	WatchCatalog(context.Context, *v1.WatchCatalogRequest, *connect.ServerStream[v1.WatchCatalogResponse]) error
-	// Explain returns the record of a recent decision. Error: NotFound.
-	Explain(context.Context, *v1.ExplainRequest) (*v1.ExplainResponse, error)
-	// Status tells what the router knows of the workers and the profiles, and
-	// whether what is computed here agrees with what the engines do.
-	Status(context.Context, *v1.StatusRequest) (*v1.StatusResponse, error)
 	// ReviewToken asks Kubernetes whose ServiceAccount token this is. Only the
 	// router talks to the Kubernetes API. Errors: FailedPrecondition when this
 	// router does not, Unavailable when the API does not answer; a token that is
@@ -236,18 +190,6 @@ func NewRouterServiceHandler(svc RouterServiceHandler, opts ...connect.HandlerOp
 		connect.WithSchema(routerServiceMethods.ByName("WatchCatalog")),
 		connect.WithHandlerOptions(opts...),
 	)
-	routerServiceExplainHandler := connect.NewUnaryHandlerSimple(
-		RouterServiceExplainProcedure,
-		svc.Explain,
-		connect.WithSchema(routerServiceMethods.ByName("Explain")),
-		connect.WithHandlerOptions(opts...),
-	)
-	routerServiceStatusHandler := connect.NewUnaryHandlerSimple(
-		RouterServiceStatusProcedure,
-		svc.Status,
-		connect.WithSchema(routerServiceMethods.ByName("Status")),
-		connect.WithHandlerOptions(opts...),
-	)
 	routerServiceReviewTokenHandler := connect.NewUnaryHandlerSimple(
 		RouterServiceReviewTokenProcedure,
 		svc.ReviewToken,
@@ -262,10 +204,6 @@ func NewRouterServiceHandler(svc RouterServiceHandler, opts ...connect.HandlerOp
 			routerServiceReportHandler.ServeHTTP(w, r)
 		case RouterServiceWatchCatalogProcedure:
 			routerServiceWatchCatalogHandler.ServeHTTP(w, r)
-		case RouterServiceExplainProcedure:
-			routerServiceExplainHandler.ServeHTTP(w, r)
-		case RouterServiceStatusProcedure:
-			routerServiceStatusHandler.ServeHTTP(w, r)
 		case RouterServiceReviewTokenProcedure:
 			routerServiceReviewTokenHandler.ServeHTTP(w, r)
 		default:
@@ -287,14 +225,6 @@ func (UnimplementedRouterServiceHandler) Report(context.Context, *v1.ReportReque
 
 func (UnimplementedRouterServiceHandler) WatchCatalog(context.Context, *v1.WatchCatalogRequest, *connect.ServerStream[v1.WatchCatalogResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("kinference.router.v1.RouterService.WatchCatalog is not implemented"))
-}
-
-func (UnimplementedRouterServiceHandler) Explain(context.Context, *v1.ExplainRequest) (*v1.ExplainResponse, error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("kinference.router.v1.RouterService.Explain is not implemented"))
-}
-
-func (UnimplementedRouterServiceHandler) Status(context.Context, *v1.StatusRequest) (*v1.StatusResponse, error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("kinference.router.v1.RouterService.Status is not implemented"))
 }
 
 func (UnimplementedRouterServiceHandler) ReviewToken(context.Context, *v1.ReviewTokenRequest) (*v1.ReviewTokenResponse, error) {
