@@ -212,7 +212,7 @@ func (r *replayReport) add(x replay.Result, known bool) {
 		r.byPlace[key] = c
 	}
 	c.Decisions++
-	c.compared.add(&x)
+	c.add(&x)
 }
 
 func (c *compared) add(x *replay.Result) {

@@ -178,7 +178,7 @@ func (v view) Catalog() *adminv1.GetCatalogResponse {
 		out.Policies = append(out.Policies, x)
 	}
 	for _, t := range c.Tenants {
-		x := &adminv1.Tenant{Name: t.Name, Qos: string(t.QoS), Weight: uint32(max(0, t.Spec.Weight)), CostCenter: string(t.Spec.CostCenter)}
+		x := &adminv1.Tenant{Name: t.Name, Qos: string(t.QoS), Weight: uint32(max(0, t.Spec.Weight)), CostCenter: t.Spec.CostCenter}
 		if t.Parent != nil {
 			x.Parent = t.Parent.Name
 		}
