@@ -121,7 +121,7 @@ func RedisCluster(t testing.TB, replicas int) *RedisGroup {
 	if out, err := g.Nodes[0].CLI(args...); err != nil {
 		t.Fatalf("create cluster: %v\n%s", err, out)
 	}
-	g.WaitReady(t, 3*(1+replicas))
+	g.ready(t, 3*replicas)
 	return g
 }
 
@@ -134,28 +134,29 @@ func (g *RedisGroup) Addrs() []string {
 	return out
 }
 
-// WaitReady blocks until nodes of the group, at least so many, see all slots
-// served, and replicas follow their primaries.
-func (g *RedisGroup) WaitReady(t testing.TB, nodes int) {
+// ready blocks until all nodes see all slots served, and so many of them are
+// replicas that have what their primaries have.
+func (g *RedisGroup) ready(t testing.TB, replicas int) {
 	t.Helper()
 	deadline, tick := time.After(time.Minute), time.NewTicker(100*time.Millisecond)
 	defer tick.Stop()
 	for {
-		ok := 0
+		ok, linked := 0, 0
 		for _, n := range g.Nodes {
-			info, _ := n.CLI("cluster", "info")
-			repl, _ := n.CLI("info", "replication")
-			if strings.Contains(info, "cluster_state:ok") && (strings.Contains(repl, "role:master") || strings.Contains(repl, "master_link_status:up")) {
+			if info, _ := n.CLI("cluster", "info"); strings.Contains(info, "cluster_state:ok") {
 				ok++
 			}
+			if repl, _ := n.CLI("info", "replication"); strings.Contains(repl, "master_link_status:up") {
+				linked++
+			}
 		}
-		if ok >= nodes {
+		if ok == len(g.Nodes) && linked == replicas {
 			return
 		}
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatalf("cluster is not ready after a minute: %d of %d nodes", ok, nodes)
+			t.Fatalf("cluster is not ready after a minute: of %d nodes %d see all slots, %d of %d replicas have their data", len(g.Nodes), ok, linked, replicas)
 		}
 	}
 }

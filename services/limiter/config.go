@@ -12,6 +12,7 @@ import (
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 // Config of the service. Zero values take the defaults that the flags show.
@@ -66,6 +67,7 @@ const (
 	defaultTimeout         = 25 * time.Millisecond
 	maxTimeout             = 50 * time.Millisecond
 	defaultPool            = 32
+	reloadInterval         = 500 * time.Millisecond // of a cluster's slots
 	defaultBreakerFailures = 5
 	defaultBreakerPause    = 500 * time.Millisecond
 )
@@ -146,14 +148,24 @@ func (c *Config) client() (goredis.UniversalClient, error) {
 	timeout := or(c.RedisTimeout, defaultTimeout)
 	o := &goredis.UniversalOptions{
 		Addrs: c.addrs(), MasterName: c.RedisMaster, DB: c.RedisDB, Username: c.RedisUser, Password: password, TLSConfig: secure,
-		IsClusterMode: c.RedisMode == ModeCluster, DialTimeout: timeout, ReadTimeout: timeout, WriteTimeout: timeout, PoolTimeout: timeout,
+		DialTimeout: timeout, ReadTimeout: timeout, WriteTimeout: timeout, PoolTimeout: timeout,
 		ContextTimeoutEnabled: true, PoolSize: or(c.RedisPool, defaultPool),
 		// The caller repeats what failed, with the same id. Redirections of a
 		// cluster are followed within the timeout.
 		MaxRetries: -1, MaxRedirects: 3, DialerRetries: 1,
-		DisableIdentity: true,
+		// One trip less for each connection.
+		DisableIdentity: true, MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	}
-	return goredis.NewUniversalClient(o), nil
+	switch c.RedisMode {
+	case ModeCluster:
+		cluster := o.Cluster()
+		// A primary that died says no more where its slots went.
+		cluster.ClusterStateReloadInterval = reloadInterval
+		return goredis.NewClusterClient(cluster), nil
+	case ModeSentinel:
+		return goredis.NewFailoverClient(o.Failover()), nil
+	}
+	return goredis.NewClient(o.Simple()), nil
 }
 
 func (c *Config) tls() (*tls.Config, error) {

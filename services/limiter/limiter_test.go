@@ -18,7 +18,11 @@ import (
 	"github.com/kinference/kinference/services/limiter"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m,
+		// The Redis library sleeps for a second before it sees that it is closed.
+		goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
+}
 
 // serve runs a limiter that ends with the test and returns a client of it.
 func serve(t testing.TB, c limiter.Config) (limiterv1connect.LimiterServiceClient, string) {

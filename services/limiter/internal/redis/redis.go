@@ -41,6 +41,14 @@ var source string
 
 var script = goredis.NewScript(source)
 
+// The library writes a line for each failed connection. What fails here is
+// counted, and the breaker logs it once.
+func init() { goredis.SetLogger(quiet{}) }
+
+type quiet struct{}
+
+func (quiet) Printf(context.Context, string, ...any) {}
+
 // Store is a store in Redis. It may be used by any number of goroutines.
 type Store struct{ client goredis.UniversalClient }
 
