@@ -163,6 +163,40 @@ func (g *tree) hashes(path []int) []kvhash.Hash {
 	return out
 }
 
+// step does one thing to the index and returns how many blocks it was about.
+func (g *tree) step(t *testing.T, x kvindex.Index, holes bool) (events int) {
+	t.Helper()
+	w := g.r.IntN(len(g.names))
+	var b vllm.Batch
+	switch g.r.IntN(40) {
+	case 0:
+		x.Clear(g.names[w])
+		clear(g.held[w])
+	case 1, 2, 3, 4, 5, 6, 7, 8, 9, 10:
+		b.Events = g.evict(w, 1+g.r.IntN(300), holes && g.r.IntN(4) == 0)
+	default:
+		b.Events = g.store(w, g.r.IntN(len(g.nodes)))
+	}
+	for _, e := range b.Events {
+		events += len(e.Hashes)
+	}
+	if r := x.Apply(g.names[w], &b); r.Skipped != (kvindex.Result{}).Skipped {
+		t.Fatalf("skipped %v", r.Skipped)
+	}
+	return events
+}
+
+// compare compares the depths of two prompts with the model.
+func (g *tree) compare(t *testing.T, x kvindex.Index) {
+	t.Helper()
+	for range 2 {
+		path := g.path(g.r.IntN(len(g.nodes)))
+		if diff := gocmp.Diff(depths(x, g.hashes(path)), g.depths(path)); diff != "" {
+			t.Fatalf("depths in a path of %d (-got +want):\n%s", len(path), diff)
+		}
+	}
+}
+
 // TestDepthsOfLongChains compares the depths of prompts of hundreds of blocks with the
 // model, on streams that evict as engines do and on such that leave holes.
 func TestDepthsOfLongChains(t *testing.T) {
@@ -171,32 +205,10 @@ func TestDepthsOfLongChains(t *testing.T) {
 			t.Parallel()
 			g := newTree(uint64(len(t.Name())), 6000, 70)
 			x := kvindex.New()
-			compared, events := 0, 0
+			events := 0
 			for range 2500 {
-				w := g.r.IntN(len(g.names))
-				var b vllm.Batch
-				switch g.r.IntN(40) {
-				case 0:
-					x.Clear(g.names[w])
-					clear(g.held[w])
-				case 1, 2, 3, 4, 5, 6, 7, 8, 9, 10:
-					b.Events = g.evict(w, 1+g.r.IntN(300), holes && g.r.IntN(4) == 0)
-				default:
-					b.Events = g.store(w, g.r.IntN(len(g.nodes)))
-				}
-				for _, e := range b.Events {
-					events += len(e.Hashes)
-				}
-				if r := x.Apply(g.names[w], &b); r.Skipped != (kvindex.Result{}).Skipped {
-					t.Fatalf("skipped %v", r.Skipped)
-				}
-				for range 2 {
-					path := g.path(g.r.IntN(len(g.nodes)))
-					compared++
-					if diff := gocmp.Diff(depths(x, g.hashes(path)), g.depths(path)); diff != "" {
-						t.Fatalf("depths in a path of %d (-got +want):\n%s", len(path), diff)
-					}
-				}
+				events += g.step(t, x, holes)
+				g.compare(t, x)
 			}
 			for w, name := range g.names {
 				x.Apply(name, &vllm.Batch{Events: g.evict(w, len(g.nodes), false)})
@@ -204,7 +216,7 @@ func TestDepthsOfLongChains(t *testing.T) {
 			if n := kvindex.Held(x); n != 0 {
 				t.Errorf("%d blocks are held by nobody", n)
 			}
-			t.Logf("%d block events, %d comparisons", events, compared)
+			t.Logf("%d block events", events)
 		})
 	}
 }
