@@ -84,10 +84,6 @@ func (r *router) WatchCatalog(ctx context.Context, _ *routerv1.WatchCatalogReque
 	}
 }
 
-func (r *router) Explain(context.Context, *routerv1.ExplainRequest) (*routerv1.ExplainResponse, error) {
-	return nil, connect.NewError(connect.CodeNotFound, nil)
-}
-
 // routes lets the router answer with these workers, best first, minus those
 // that the request excludes.
 func (r *router) routes(workers ...*worker) {
