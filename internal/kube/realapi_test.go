@@ -31,6 +31,8 @@ func TestRealAPI(t *testing.T) {
 	t.Run("leader", func(t *testing.T) { testLeader(t, c) })
 	t.Run("takeover", func(t *testing.T) { testTakeover(t, c) })
 	t.Run("pods", func(t *testing.T) { testPods(t, c) })
+	t.Run("keys", func(t *testing.T) { testKeys(t, c) })
+	t.Run("tokens", func(t *testing.T) { testTokens(t, c) })
 	t.Run("rights", func(t *testing.T) { testRights(t, c) })
 	t.Run("extension", func(t *testing.T) { testExtension(t, c) })
 	t.Run("restart", func(t *testing.T) { testRestart(t, c) })
@@ -376,6 +378,10 @@ func testTakeover(t *testing.T, c *cluster) {
 		return false
 	}
 	followed("a")
+	eventually(t, "both to say what they serve", func() bool {
+		leases := c.leases(t)
+		return slices.Contains(leases, "kinference-router-a") && slices.Contains(leases, "kinference-router-b")
+	})
 
 	a.wire.cutLeases.Store(true)
 	start := time.Now()
@@ -405,6 +411,10 @@ func testTakeover(t *testing.T, c *cluster) {
 	followed("a")
 	if again := a.wire.wrote()[before:]; len(again) == 0 || again[0].from.Before(b.wire.wrote()[len(b.wire.wrote())-1].to) {
 		t.Errorf("a wrote %d times, b last at %v", len(again), b.wire.wrote())
+	}
+	// As the Lease goes with its Pod.
+	if err := c.admin.Resource(leaseGVR).Namespace("kinference").Delete(t.Context(), "kinference-router-b", metav1.DeleteOptions{}); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -521,7 +531,7 @@ func testRights(t *testing.T, c *cluster) {
 	ns := c.namespace(t, "rights")
 	c.must(t, ns, set)
 	r := c.router(t, "nobody", "a", ns)
-	eventually(t, "refusals", func() bool { _, problems := r.now(); return len(problems) == 8 })
+	eventually(t, "refusals", func() bool { _, problems := r.now(); return len(problems) == 9 })
 	catalog, problems := r.now()
 	if catalog != nil || !strings.Contains(problems.Err().Error(), `User "system:serviceaccount:kinference:nobody" cannot`) {
 		t.Errorf("catalog %v, problems %v", catalog != nil, problems)
@@ -533,7 +543,11 @@ metadata: { name: nobody, namespace: rights }
 roleRef: { apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: kinference-router }
 subjects: [ { kind: ServiceAccount, namespace: kinference, name: nobody } ]
 `))
-	eventually(t, "a catalog", func() bool { catalog, problems := r.now(); return catalog != nil && len(problems) == 0 })
+	// Without the right to read Secrets there are no API keys, and all else is well.
+	eventually(t, "a catalog", func() bool {
+		catalog, problems := r.now()
+		return catalog != nil && len(problems) == 1 && problems.Err() == nil && strings.Contains(problems[0].String(), "Secret/rights: may not be read")
+	})
 }
 
 func testExtension(t *testing.T, c *cluster) {
