@@ -28,8 +28,9 @@ import (
 )
 
 var (
-	podsGVR  = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
-	theirGVR = schema.GroupVersionResource{Group: "inference.networking.k8s.io", Version: "v1", Resource: "inferencepools"}
+	secretsGVR = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
+	podsGVR    = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	theirGVR   = schema.GroupVersionResource{Group: "inference.networking.k8s.io", Version: "v1", Resource: "inferencepools"}
 )
 
 // fixture is a Source over a fake API.
@@ -48,7 +49,7 @@ type fixture struct {
 // run starts a Source in the bubble that the test is in. Objects are YAML.
 func run(t *testing.T, settings kube.Settings, prepare func(*dynamicfake.FakeDynamicClient), objects ...string) *fixture {
 	t.Helper()
-	kinds := map[schema.GroupVersionResource]string{podsGVR: "PodList", theirGVR: "InferencePoolList"}
+	kinds := map[schema.GroupVersionResource]string{podsGVR: "PodList", secretsGVR: "SecretList", theirGVR: "InferencePoolList"}
 	for _, k := range kube.Kinds {
 		kinds[k.Resource] = k.Name + "List"
 	}

@@ -17,7 +17,7 @@ import (
 type view struct {
 	sets     map[string]*resources.WorkerSet
 	pools    map[string]*resources.Pool
-	tenants  map[string]int32 // that have an identity, by namespace
+	tenants  map[string]*resources.Tenant
 	backends map[string]*resources.Backend
 	fleet    Fleet // may be nil
 	replicas []*replica
@@ -26,7 +26,7 @@ type view struct {
 
 func newView(c *resources.Catalog, fleet Fleet, replicas []*replica, now time.Time) *view {
 	v := &view{
-		sets: map[string]*resources.WorkerSet{}, pools: map[string]*resources.Pool{}, tenants: map[string]int32{},
+		sets: map[string]*resources.WorkerSet{}, pools: map[string]*resources.Pool{}, tenants: map[string]*resources.Tenant{},
 		backends: map[string]*resources.Backend{}, fleet: fleet, replicas: replicas, now: now,
 	}
 	for _, s := range c.Sets {
@@ -39,10 +39,7 @@ func newView(c *resources.Catalog, fleet Fleet, replicas []*replica, now time.Ti
 		v.backends[b.Name] = b
 	}
 	for _, t := range c.Tenants {
-		if len(t.Spec.Identities) > 0 {
-			namespace, _, _ := strings.Cut(t.Name, "/")
-			v.tenants[namespace]++
-		}
+		v.tenants[t.Name] = t
 	}
 	return v
 }
@@ -113,16 +110,39 @@ func (v *view) fill(r *kube.Resource, out resources.Object) metav1.Condition {
 		}
 	case *v1alpha1.InferenceTenant:
 		o.Status.ObservedGeneration = generation
+		if t := v.tenants[id]; t != nil {
+			o.Status.APIKeys = int32(len(t.Keys))
+		}
 	case *v1alpha1.GatewayBackend:
 		o.Status.ObservedGeneration = generation
 		if b := v.backends[id]; b != nil {
-			o.Status.Tenants = v.tenants[r.Object.GetNamespace()]
-			if t := b.Anonymous; t != nil && len(t.Spec.Identities) == 0 {
-				o.Status.Tenants++
+			for _, t := range v.tenants {
+				if strings.HasPrefix(t.Name, r.Object.GetNamespace()+"/") && admits(b, t) {
+					o.Status.Tenants++
+				}
 			}
 		}
 	}
 	return metav1.Condition{}
+}
+
+// admits reports whether there is a way in by a backend for a tenant.
+func admits(b *resources.Backend, t *resources.Tenant) bool {
+	a := b.Spec.Authentication
+	if b.Anonymous == t {
+		return true
+	}
+	return a != nil && slices.ContainsFunc(t.Spec.Identities, func(id v1alpha1.Identity) bool {
+		switch {
+		case id.APIKeySecretRef != nil:
+			return a.APIKeys != nil && len(t.Keys) > 0
+		case id.ServiceAccount != nil:
+			return a.ServiceAccounts != nil
+		}
+		return id.Claim != nil && slices.ContainsFunc(a.JWT, func(j v1alpha1.JWTIssuer) bool {
+			return j.Issuer == id.Claim.Issuer && j.TenantClaim == id.Claim.Name
+		})
+	})
 }
 
 // set is the state of a worker set; without a word of the router, workers are
