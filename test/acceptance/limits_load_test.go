@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -81,7 +82,7 @@ func startCluster(t *testing.T, n int, scale float64, tenants string, flags ...s
 	router, limiter, nowhere := next(), next(), next()
 	admin := func() []string { return []string{"--admin-listen", next()} }
 	launch(t, filepath.Join(bin, "router"), append(admin(), "--config", c.dir, "--listen", router, "--kvtracker-url", "http://"+nowhere, "--time-scale", fmt.Sprint(scale), "--admin-api-listen", "127.0.0.1:0")...)
-	launch(t, filepath.Join(bin, "limiter"), append(admin(), "--listen", limiter, "--redis-addrs", redis.Addr)...)
+	launch(t, filepath.Join(bin, "limiter"), append(admin(), "--listen", limiter, "--redis-addrs", redis.Addr, "--redis-timeout", "50ms")...)
 	for range n {
 		addr, adminAddr := next(), next()
 		args := append([]string{"--admin-listen", adminAddr}, "--listen", addr, "--router-url", "http://"+router, "--limiter-url", "http://"+limiter, "--drain-timeout", "2s")
@@ -143,7 +144,7 @@ func loadTime(t *testing.T, short time.Duration) time.Duration {
 // the shares that may be out together, which are a tenth of the bucket.
 func TestManyClientsOneBucket(t *testing.T) {
 	const perSecond, bucket, each = 1000, 10_000, 20
-	tenants := tenantFile("", fmt.Sprintf("  limits: [ { name: tpm, tokens: { total: %d }, window: 1m, burst: %ds } ]\n", perSecond*60, bucket/perSecond))
+	tenants := tenantFile("", fmt.Sprintf("  limits: [ { name: tpm, tokens: { total: %d }, window: 1m, burst: %ds, onUnavailable: Deny } ]\n", perSecond*60, bucket/perSecond))
 	for _, leases := range []bool{false, true} {
 		t.Run(fmt.Sprint("leases=", leases), func(t *testing.T) {
 			c := startCluster(t, 4, 100, tenants, fmt.Sprint("--limit-no-leases=", !leases), "--limiter-timeout", "5s")
@@ -171,6 +172,9 @@ func TestManyClientsOneBucket(t *testing.T) {
 						granted += tokensOf(body)
 						took = append(took, time.Since(sent))
 						mu.Unlock()
+						if status != http.StatusOK { // as clients do, though they wait longer
+							<-time.After(100 * time.Millisecond)
+						}
 					}
 				})
 			}
@@ -187,7 +191,9 @@ func TestManyClientsOneBucket(t *testing.T) {
 			if granted > bound {
 				t.Errorf("granted %d tokens, the bound is %d", granted, bound)
 			}
-			if granted < bucket/2 || count[429] == 0 || count[200]+count[429] != len(took) {
+			// 503: on a machine this busy Redis may not answer in time, and the limit
+			// denies then.
+			if granted < bucket/2 || count[429] == 0 || count[200]+count[429]+count[503] != len(took) {
 				t.Errorf("granted %d tokens, statuses %v", granted, count)
 			}
 		})
@@ -210,12 +216,17 @@ func TestIngressCrashFreesReservations(t *testing.T) {
 	c.eventually("all is settled", func() bool { u, leased := used(); before = u; return leased == 0 && u == 4 })
 	var wg sync.WaitGroup
 	for range 2 {
-		wg.Go(func() { c.send(t.Context(), a.url, completion(100, 3000, `,"stream":true`)) })
+		wg.Go(func() { // until it is taken: the requests of the test hold permits, too
+			for status := http.StatusTooManyRequests; status == http.StatusTooManyRequests; {
+				status, _, _ = c.send(t.Context(), a.url, completion(100, 3000, `,"stream":true`))
+			}
+		})
 	}
 	full := func() bool {
 		status, _, body := c.send(t.Context(), b.url, completion(1, 1, ""))
 		return status == http.StatusTooManyRequests && strings.Contains(body, "limit streams")
 	}
+	c.eventually("both streams run", func() bool { return c.workers[0].InFlight() == 2 })
 	c.eventually("the other ingress knows of both streams", full)
 	// Heartbeats keep them beyond their time to live.
 	held := time.Now()
@@ -423,10 +434,42 @@ metadata: { name: free, namespace: test }
 		}
 		text, _ := io.ReadAll(resp.Body)
 		resp.Body.Close()
-		for line := range strings.Lines(string(text)) {
-			if strings.HasPrefix(line, "kinference_limit_duration") {
-				t.Log(strings.TrimSpace(line))
+		for _, way := range []string{"lease", "trip"} {
+			if n := histogram(string(text), way, 1); n > 0 {
+				t.Logf("leases=%v: wait for limits by %s, of %.0f requests: p50 at most %gs, p99 at most %gs", leases, way, n, histogram(string(text), way, .5), histogram(string(text), way, .99))
 			}
 		}
 	}
+}
+
+// histogram reads the wait for limits from an exposition: the upper bound of a
+// quantile below 1, or with 1 the number of waits.
+func histogram(text, way string, quantile float64) float64 {
+	const name = "kinference_limit_duration_seconds_bucket{"
+	type bucket struct{ le, n float64 }
+	var list []bucket
+	for line := range strings.Lines(text) {
+		if !strings.HasPrefix(line, name) || !strings.Contains(line, `way="`+way+`"`) {
+			continue
+		}
+		var b bucket
+		_, rest, _ := strings.Cut(line, `le="`)
+		le, count, _ := strings.Cut(rest, `"} `)
+		b.le, _ = strconv.ParseFloat(le, 64)
+		b.n, _ = strconv.ParseFloat(strings.TrimSpace(count), 64)
+		list = append(list, b)
+	}
+	if len(list) == 0 {
+		return 0
+	}
+	all := list[len(list)-1].n
+	if quantile == 1 {
+		return all
+	}
+	for _, b := range list {
+		if b.n >= quantile*all {
+			return b.le
+		}
+	}
+	return 0
 }

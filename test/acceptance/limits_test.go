@@ -196,6 +196,7 @@ func TestClientsThatVanishLeaveNothing(t *testing.T) {
 				a := e.complete(nil, 1, 1, "")
 				return a.status == http.StatusTooManyRequests && strings.Contains(a.body, "limit streams")
 			})
+			e.eventually("both are in the engine", func() bool { return e.workers[0].InFlight() == 2 })
 			vanish()
 			wg.Wait()
 			gone := time.Now()
@@ -228,24 +229,31 @@ func TestClientsThatVanishLeaveNothing(t *testing.T) {
 	}
 }
 
-// begin sends a completion and reads its answer until ctx is done; began gets a
-// token when the first event is here.
+// begin sends a completion until it is taken and reads its answer until ctx is
+// done; began gets a token when the first event is here.
 func (e *env) begin(ctx context.Context, body string, stream bool, began chan<- struct{}) {
+	for ctx.Err() == nil && e.try(ctx, body, stream, began) == http.StatusTooManyRequests {
+	}
+}
+
+func (e *env) try(ctx context.Context, body string, stream bool, began chan<- struct{}) int {
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, e.stack.URL()+"/v1/completions", strings.NewReader(body))
 	if err != nil {
-		return
+		return 0
 	}
 	r.Header.Set("Content-Type", "application/json")
 	resp, err := e.client.Do(r)
 	if err != nil {
-		return
+		return 0
 	}
 	defer resp.Body.Close()
-	buf := make([]byte, 1024)
-	if _, err := resp.Body.Read(buf); err == nil && stream {
-		began <- struct{}{}
+	if resp.StatusCode == http.StatusOK && stream {
+		if _, err := resp.Body.Read(make([]byte, 1024)); err == nil {
+			began <- struct{}{}
+		}
 	}
 	_, _ = io.Copy(io.Discard, resp.Body)
+	return resp.StatusCode
 }
 
 // A request must fit every level: the organisation's limit holds though the
