@@ -80,7 +80,7 @@ func TestBadInput(t *testing.T) {
 		t.Errorf("%d requests reached the router", n)
 	}
 	// Names from clients are no labels.
-	if m := e.metrics(); strings.Contains(m, "nope") || !strings.Contains(m, `model="other"`) {
+	if m := e.metrics(); strings.Contains(m, "nope") || !strings.Contains(m, `model="_unknown"`) {
 		t.Error("the metrics name an unknown model, or count it nowhere")
 	}
 }

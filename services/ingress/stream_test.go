@@ -121,7 +121,7 @@ func TestUsageForms(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e.router.routes(newWorker(t, "w", answers(tt.pieces...)))
-			resp, body := e.post(chatPath, chatRequest(true, `,"stream_options":{"include_usage":true}`))
+			resp, body := e.post(chatPath, chatRequest(true, `,"stream_options":{"include_usage":true,"continuous_usage_stats":true}`))
 			if want := renamed(strings.Join(tt.pieces, "")); normal(body) != normal(want) {
 				t.Errorf("got %q, want %q", body, want)
 			}

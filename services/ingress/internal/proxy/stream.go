@@ -71,6 +71,7 @@ type stream struct {
 	done   bool      // [DONE] came
 	failed bool      // an error event was sent
 	over   bool      // nothing more can come
+	owing  []byte    // the last chunk whose usage was hidden from a client that wants it at the end
 }
 
 // take handles one event.
@@ -89,6 +90,7 @@ func (s *stream) take(e *openai.Event) {
 			return
 		}
 		s.commit()
+		s.owed()
 		if e.Cut {
 			s.out.write(openai.AppendEvent(nil, nil, e.Data))
 		} else {
@@ -115,8 +117,13 @@ func (s *stream) content(e *openai.Event) {
 	}
 	if s.chunk.HasUsage {
 		s.count()
-		if !s.chunk.HasChoices && s.c.HideUsage {
+		switch {
+		case !s.chunk.HasChoices && s.c.HideUsage:
 			return
+		case !s.chunk.HasChoices:
+			s.owing = s.owing[:0]
+		case s.c.HideRunning && !s.c.HideUsage:
+			s.owing = append(s.owing[:0], e.Data...)
 		}
 	}
 	raw := e.Raw
@@ -133,6 +140,21 @@ func (s *stream) content(e *openai.Event) {
 	s.pass(raw, begun || s.chunk.Content())
 	if s.c.OnUsage != nil {
 		s.progress()
+	}
+}
+
+// owed writes the usage that the client asked for, if the engine had it on chunks
+// of content only.
+func (s *stream) owed() {
+	if len(s.owing) == 0 || s.failed || s.chunk.Parse(s.owing) != nil {
+		return
+	}
+	changes := []openai.Change{openai.Set([]byte("[]"), "choices")}
+	if s.chunk.Model.Kind == openai.String {
+		changes = append(changes, openai.Set(s.c.Model, "model"))
+	}
+	if data, err := s.chunk.Object().Apply(nil, changes...); err == nil {
+		s.out.write(openai.AppendEvent(nil, nil, data))
 	}
 }
 
