@@ -83,6 +83,445 @@ func (TokenSource) EnumDescriptor() ([]byte, []int) {
 	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{0}
 }
 
+// Key is what may be known of an API key.
+type Key struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Part of the key; unique in a namespace.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Tenant as namespace/name.
+	Tenant string `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// Whom it was made for; empty: nobody in particular.
+	User        string `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
+	Description string `protobuf:"bytes,4,opt,name=description,proto3" json:"description,omitempty"`
+	// Seconds since the Unix epoch; 0: not known, never, not.
+	CreatedUnix int64 `protobuf:"varint,5,opt,name=created_unix,json=createdUnix,proto3" json:"created_unix,omitempty"`
+	ExpiresUnix int64 `protobuf:"varint,6,opt,name=expires_unix,json=expiresUnix,proto3" json:"expires_unix,omitempty"`
+	RevokedUnix int64 `protobuf:"varint,7,opt,name=revoked_unix,json=revokedUnix,proto3" json:"revoked_unix,omitempty"`
+	// Secret that has its record, as namespace/name.
+	Secret        string `protobuf:"bytes,8,opt,name=secret,proto3" json:"secret,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Key) Reset() {
+	*x = Key{}
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Key) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Key) ProtoMessage() {}
+
+func (x *Key) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Key.ProtoReflect.Descriptor instead.
+func (*Key) Descriptor() ([]byte, []int) {
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *Key) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Key) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *Key) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *Key) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *Key) GetCreatedUnix() int64 {
+	if x != nil {
+		return x.CreatedUnix
+	}
+	return 0
+}
+
+func (x *Key) GetExpiresUnix() int64 {
+	if x != nil {
+		return x.ExpiresUnix
+	}
+	return 0
+}
+
+func (x *Key) GetRevokedUnix() int64 {
+	if x != nil {
+		return x.RevokedUnix
+	}
+	return 0
+}
+
+func (x *Key) GetSecret() string {
+	if x != nil {
+		return x.Secret
+	}
+	return ""
+}
+
+// ListKeysRequest says whose keys.
+type ListKeysRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Tenant as namespace/name; empty: all.
+	Tenant        string `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListKeysRequest) Reset() {
+	*x = ListKeysRequest{}
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListKeysRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListKeysRequest) ProtoMessage() {}
+
+func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
+func (*ListKeysRequest) Descriptor() ([]byte, []int) {
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ListKeysRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+// ListKeysResponse has the keys by tenant and id.
+type ListKeysResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Keys          []*Key                 `protobuf:"bytes,1,rep,name=keys,proto3" json:"keys,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListKeysResponse) Reset() {
+	*x = ListKeysResponse{}
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListKeysResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListKeysResponse) ProtoMessage() {}
+
+func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
+func (*ListKeysResponse) Descriptor() ([]byte, []int) {
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ListKeysResponse) GetKeys() []*Key {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+// CreateKeyRequest describes a key.
+type CreateKeyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Tenant as namespace/name.
+	Tenant      string `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	User        string `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"`
+	Description string `protobuf:"bytes,3,opt,name=description,proto3" json:"description,omitempty"`
+	// How long it is good; absent: until it is revoked.
+	Lifetime      *durationpb.Duration `protobuf:"bytes,4,opt,name=lifetime,proto3" json:"lifetime,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateKeyRequest) Reset() {
+	*x = CreateKeyRequest{}
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateKeyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateKeyRequest) ProtoMessage() {}
+
+func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateKeyRequest.ProtoReflect.Descriptor instead.
+func (*CreateKeyRequest) Descriptor() ([]byte, []int) {
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *CreateKeyRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *CreateKeyRequest) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *CreateKeyRequest) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *CreateKeyRequest) GetLifetime() *durationpb.Duration {
+	if x != nil {
+		return x.Lifetime
+	}
+	return nil
+}
+
+// CreateKeyResponse has the key, this once.
+type CreateKeyResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Key    string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Record *Key                   `protobuf:"bytes,2,opt,name=record,proto3" json:"record,omitempty"`
+	// The router serves a catalog that has it. Otherwise it will, unless something is
+	// wrong with the resources.
+	InForce       bool `protobuf:"varint,3,opt,name=in_force,json=inForce,proto3" json:"in_force,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateKeyResponse) Reset() {
+	*x = CreateKeyResponse{}
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateKeyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateKeyResponse) ProtoMessage() {}
+
+func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateKeyResponse.ProtoReflect.Descriptor instead.
+func (*CreateKeyResponse) Descriptor() ([]byte, []int) {
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *CreateKeyResponse) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *CreateKeyResponse) GetRecord() *Key {
+	if x != nil {
+		return x.Record
+	}
+	return nil
+}
+
+func (x *CreateKeyResponse) GetInForce() bool {
+	if x != nil {
+		return x.InForce
+	}
+	return false
+}
+
+// RevokeKeyRequest names a key.
+type RevokeKeyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Tenant as namespace/name; empty: whoever has a key of that id.
+	Tenant        string `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeKeyRequest) Reset() {
+	*x = RevokeKeyRequest{}
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeKeyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeKeyRequest) ProtoMessage() {}
+
+func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
+func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *RevokeKeyRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *RevokeKeyRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+// RevokeKeyResponse tells what is stored now.
+type RevokeKeyResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Record *Key                   `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"`
+	// The router serves a catalog in which it is revoked.
+	InForce       bool `protobuf:"varint,2,opt,name=in_force,json=inForce,proto3" json:"in_force,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeKeyResponse) Reset() {
+	*x = RevokeKeyResponse{}
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeKeyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeKeyResponse) ProtoMessage() {}
+
+func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
+func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *RevokeKeyResponse) GetRecord() *Key {
+	if x != nil {
+		return x.Record
+	}
+	return nil
+}
+
+func (x *RevokeKeyResponse) GetInForce() bool {
+	if x != nil {
+		return x.InForce
+	}
+	return false
+}
+
 // GetCatalogRequest has no fields.
 type GetCatalogRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -92,7 +531,7 @@ type GetCatalogRequest struct {
 
 func (x *GetCatalogRequest) Reset() {
 	*x = GetCatalogRequest{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[0]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -104,7 +543,7 @@ func (x *GetCatalogRequest) String() string {
 func (*GetCatalogRequest) ProtoMessage() {}
 
 func (x *GetCatalogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[0]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -117,7 +556,7 @@ func (x *GetCatalogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCatalogRequest.ProtoReflect.Descriptor instead.
 func (*GetCatalogRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{0}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 // GetCatalogResponse holds the newest good catalog and what is wrong with the
@@ -140,7 +579,7 @@ type GetCatalogResponse struct {
 
 func (x *GetCatalogResponse) Reset() {
 	*x = GetCatalogResponse{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[1]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -152,7 +591,7 @@ func (x *GetCatalogResponse) String() string {
 func (*GetCatalogResponse) ProtoMessage() {}
 
 func (x *GetCatalogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[1]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -165,7 +604,7 @@ func (x *GetCatalogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCatalogResponse.ProtoReflect.Descriptor instead.
 func (*GetCatalogResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GetCatalogResponse) GetVersion() uint64 {
@@ -244,7 +683,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[2]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -256,7 +695,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[2]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -269,7 +708,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Pool) GetName() string {
@@ -342,7 +781,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[3]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -354,7 +793,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[3]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -367,7 +806,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Policy) GetName() string {
@@ -410,7 +849,7 @@ type Rule struct {
 
 func (x *Rule) Reset() {
 	*x = Rule{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[4]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -422,7 +861,7 @@ func (x *Rule) String() string {
 func (*Rule) ProtoMessage() {}
 
 func (x *Rule) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[4]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -435,7 +874,7 @@ func (x *Rule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rule.ProtoReflect.Descriptor instead.
 func (*Rule) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Rule) GetName() string {
@@ -468,7 +907,7 @@ type WorkerSet struct {
 
 func (x *WorkerSet) Reset() {
 	*x = WorkerSet{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[5]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -480,7 +919,7 @@ func (x *WorkerSet) String() string {
 func (*WorkerSet) ProtoMessage() {}
 
 func (x *WorkerSet) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[5]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -493,7 +932,7 @@ func (x *WorkerSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerSet.ProtoReflect.Descriptor instead.
 func (*WorkerSet) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WorkerSet) GetName() string {
@@ -546,7 +985,7 @@ type Provider struct {
 
 func (x *Provider) Reset() {
 	*x = Provider{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[6]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -558,7 +997,7 @@ func (x *Provider) String() string {
 func (*Provider) ProtoMessage() {}
 
 func (x *Provider) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[6]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -571,7 +1010,7 @@ func (x *Provider) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Provider.ProtoReflect.Descriptor instead.
 func (*Provider) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Provider) GetName() string {
@@ -619,7 +1058,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[7]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -631,7 +1070,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[7]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -644,7 +1083,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Tenant) GetName() string {
@@ -701,7 +1140,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[8]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -713,7 +1152,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[8]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -726,7 +1165,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Backend) GetName() string {
@@ -761,7 +1200,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[9]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -773,7 +1212,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[9]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -786,7 +1225,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Problem) GetFile() string {
@@ -840,7 +1279,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -852,7 +1291,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -865,7 +1304,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 // StatusResponse is the state of the fleet as the router sees it.
@@ -886,7 +1325,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -898,7 +1337,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -911,7 +1350,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *StatusResponse) GetCatalogVersion() uint64 {
@@ -967,7 +1406,7 @@ type ListWorkersRequest struct {
 
 func (x *ListWorkersRequest) Reset() {
 	*x = ListWorkersRequest{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -979,7 +1418,7 @@ func (x *ListWorkersRequest) String() string {
 func (*ListWorkersRequest) ProtoMessage() {}
 
 func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -992,7 +1431,7 @@ func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkersRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListWorkersRequest) GetWorkerSet() string {
@@ -1013,7 +1452,7 @@ type ListWorkersResponse struct {
 
 func (x *ListWorkersResponse) Reset() {
 	*x = ListWorkersResponse{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1025,7 +1464,7 @@ func (x *ListWorkersResponse) String() string {
 func (*ListWorkersResponse) ProtoMessage() {}
 
 func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1038,7 +1477,7 @@ func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkersResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListWorkersResponse) GetWorkers() []*WorkerStatus {
@@ -1095,7 +1534,7 @@ type WorkerStatus struct {
 
 func (x *WorkerStatus) Reset() {
 	*x = WorkerStatus{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1107,7 +1546,7 @@ func (x *WorkerStatus) String() string {
 func (*WorkerStatus) ProtoMessage() {}
 
 func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1120,7 +1559,7 @@ func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStatus.ProtoReflect.Descriptor instead.
 func (*WorkerStatus) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *WorkerStatus) GetWorker() string {
@@ -1256,7 +1695,7 @@ type Load struct {
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1268,7 +1707,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1281,7 +1720,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Load) GetRunning() float64 {
@@ -1316,7 +1755,7 @@ type LoadMean struct {
 
 func (x *LoadMean) Reset() {
 	*x = LoadMean{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1328,7 +1767,7 @@ func (x *LoadMean) String() string {
 func (*LoadMean) ProtoMessage() {}
 
 func (x *LoadMean) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1341,7 +1780,7 @@ func (x *LoadMean) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadMean.ProtoReflect.Descriptor instead.
 func (*LoadMean) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LoadMean) GetWindow() *durationpb.Duration {
@@ -1375,7 +1814,7 @@ type RecentRequests struct {
 
 func (x *RecentRequests) Reset() {
 	*x = RecentRequests{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1387,7 +1826,7 @@ func (x *RecentRequests) String() string {
 func (*RecentRequests) ProtoMessage() {}
 
 func (x *RecentRequests) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1400,7 +1839,7 @@ func (x *RecentRequests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentRequests.ProtoReflect.Descriptor instead.
 func (*RecentRequests) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RecentRequests) GetRequests() uint32 {
@@ -1447,7 +1886,7 @@ type ProviderStatus struct {
 
 func (x *ProviderStatus) Reset() {
 	*x = ProviderStatus{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1459,7 +1898,7 @@ func (x *ProviderStatus) String() string {
 func (*ProviderStatus) ProtoMessage() {}
 
 func (x *ProviderStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1472,7 +1911,7 @@ func (x *ProviderStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProviderStatus.ProtoReflect.Descriptor instead.
 func (*ProviderStatus) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ProviderStatus) GetProvider() string {
@@ -1528,7 +1967,7 @@ type WorkerIndex struct {
 
 func (x *WorkerIndex) Reset() {
 	*x = WorkerIndex{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1540,7 +1979,7 @@ func (x *WorkerIndex) String() string {
 func (*WorkerIndex) ProtoMessage() {}
 
 func (x *WorkerIndex) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1553,7 +1992,7 @@ func (x *WorkerIndex) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerIndex.ProtoReflect.Descriptor instead.
 func (*WorkerIndex) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *WorkerIndex) GetLive() bool {
@@ -1621,7 +2060,7 @@ type ProfileStatus struct {
 
 func (x *ProfileStatus) Reset() {
 	*x = ProfileStatus{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1633,7 +2072,7 @@ func (x *ProfileStatus) String() string {
 func (*ProfileStatus) ProtoMessage() {}
 
 func (x *ProfileStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1646,7 +2085,7 @@ func (x *ProfileStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileStatus.ProtoReflect.Descriptor instead.
 func (*ProfileStatus) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ProfileStatus) GetProfile() string {
@@ -1759,7 +2198,7 @@ type CachedCounts struct {
 
 func (x *CachedCounts) Reset() {
 	*x = CachedCounts{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1771,7 +2210,7 @@ func (x *CachedCounts) String() string {
 func (*CachedCounts) ProtoMessage() {}
 
 func (x *CachedCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1784,7 +2223,7 @@ func (x *CachedCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CachedCounts.ProtoReflect.Descriptor instead.
 func (*CachedCounts) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CachedCounts) GetAgree() uint64 {
@@ -1832,7 +2271,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1844,7 +2283,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1857,7 +2296,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExplainRequest) GetRequestId() string {
@@ -1877,7 +2316,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1889,7 +2328,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1902,7 +2341,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ExplainResponse) GetDecision() *Decision {
@@ -1944,7 +2383,7 @@ type WatchDecisionsRequest struct {
 
 func (x *WatchDecisionsRequest) Reset() {
 	*x = WatchDecisionsRequest{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1956,7 +2395,7 @@ func (x *WatchDecisionsRequest) String() string {
 func (*WatchDecisionsRequest) ProtoMessage() {}
 
 func (x *WatchDecisionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1969,7 +2408,7 @@ func (x *WatchDecisionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDecisionsRequest.ProtoReflect.Descriptor instead.
 func (*WatchDecisionsRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WatchDecisionsRequest) GetModel() string {
@@ -2062,7 +2501,7 @@ type WatchDecisionsResponse struct {
 
 func (x *WatchDecisionsResponse) Reset() {
 	*x = WatchDecisionsResponse{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2074,7 +2513,7 @@ func (x *WatchDecisionsResponse) String() string {
 func (*WatchDecisionsResponse) ProtoMessage() {}
 
 func (x *WatchDecisionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2087,7 +2526,7 @@ func (x *WatchDecisionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDecisionsResponse.ProtoReflect.Descriptor instead.
 func (*WatchDecisionsResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WatchDecisionsResponse) GetDecision() *Decision {
@@ -2124,7 +2563,7 @@ type EvaluateRequest struct {
 
 func (x *EvaluateRequest) Reset() {
 	*x = EvaluateRequest{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2136,7 +2575,7 @@ func (x *EvaluateRequest) String() string {
 func (*EvaluateRequest) ProtoMessage() {}
 
 func (x *EvaluateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2149,7 +2588,7 @@ func (x *EvaluateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluateRequest.ProtoReflect.Descriptor instead.
 func (*EvaluateRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *EvaluateRequest) GetRequestId() string {
@@ -2204,7 +2643,7 @@ type EvaluateResponse struct {
 
 func (x *EvaluateResponse) Reset() {
 	*x = EvaluateResponse{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2216,7 +2655,7 @@ func (x *EvaluateResponse) String() string {
 func (*EvaluateResponse) ProtoMessage() {}
 
 func (x *EvaluateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2229,7 +2668,7 @@ func (x *EvaluateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluateResponse.ProtoReflect.Descriptor instead.
 func (*EvaluateResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *EvaluateResponse) GetDecision() *Decision {
@@ -2295,7 +2734,7 @@ type Decision struct {
 
 func (x *Decision) Reset() {
 	*x = Decision{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2307,7 +2746,7 @@ func (x *Decision) String() string {
 func (*Decision) ProtoMessage() {}
 
 func (x *Decision) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2320,7 +2759,7 @@ func (x *Decision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Decision.ProtoReflect.Descriptor instead.
 func (*Decision) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Decision) GetRequestId() string {
@@ -2520,7 +2959,7 @@ type Threshold struct {
 
 func (x *Threshold) Reset() {
 	*x = Threshold{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2532,7 +2971,7 @@ func (x *Threshold) String() string {
 func (*Threshold) ProtoMessage() {}
 
 func (x *Threshold) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2545,7 +2984,7 @@ func (x *Threshold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Threshold.ProtoReflect.Descriptor instead.
 func (*Threshold) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Threshold) GetMetric() string {
@@ -2610,7 +3049,7 @@ type RecordedRequest struct {
 
 func (x *RecordedRequest) Reset() {
 	*x = RecordedRequest{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2622,7 +3061,7 @@ func (x *RecordedRequest) String() string {
 func (*RecordedRequest) ProtoMessage() {}
 
 func (x *RecordedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2635,7 +3074,7 @@ func (x *RecordedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordedRequest.ProtoReflect.Descriptor instead.
 func (*RecordedRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RecordedRequest) GetTenants() []string {
@@ -2805,7 +3244,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2817,7 +3256,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2830,7 +3269,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Candidate) GetWorker() string {
@@ -3041,7 +3480,7 @@ type Verdict struct {
 
 func (x *Verdict) Reset() {
 	*x = Verdict{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3053,7 +3492,7 @@ func (x *Verdict) String() string {
 func (*Verdict) ProtoMessage() {}
 
 func (x *Verdict) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3066,7 +3505,7 @@ func (x *Verdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Verdict.ProtoReflect.Descriptor instead.
 func (*Verdict) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Verdict) GetAction() string {
@@ -3108,7 +3547,35 @@ var File_kinference_admin_v1_admin_proto protoreflect.FileDescriptor
 
 const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x1fkinference/admin/v1/admin.proto\x12\x13kinference.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a!kinference/router/v1/router.proto\"\x13\n" +
+	"\x1fkinference/admin/v1/admin.proto\x12\x13kinference.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a!kinference/router/v1/router.proto\"\xe4\x01\n" +
+	"\x03Key\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
+	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\x12 \n" +
+	"\vdescription\x18\x04 \x01(\tR\vdescription\x12!\n" +
+	"\fcreated_unix\x18\x05 \x01(\x03R\vcreatedUnix\x12!\n" +
+	"\fexpires_unix\x18\x06 \x01(\x03R\vexpiresUnix\x12!\n" +
+	"\frevoked_unix\x18\a \x01(\x03R\vrevokedUnix\x12\x16\n" +
+	"\x06secret\x18\b \x01(\tR\x06secret\")\n" +
+	"\x0fListKeysRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\"@\n" +
+	"\x10ListKeysResponse\x12,\n" +
+	"\x04keys\x18\x01 \x03(\v2\x18.kinference.admin.v1.KeyR\x04keys\"\x97\x01\n" +
+	"\x10CreateKeyRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04user\x18\x02 \x01(\tR\x04user\x12 \n" +
+	"\vdescription\x18\x03 \x01(\tR\vdescription\x125\n" +
+	"\blifetime\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\blifetime\"r\n" +
+	"\x11CreateKeyResponse\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x120\n" +
+	"\x06record\x18\x02 \x01(\v2\x18.kinference.admin.v1.KeyR\x06record\x12\x19\n" +
+	"\bin_force\x18\x03 \x01(\bR\ainForce\":\n" +
+	"\x10RevokeKeyRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
+	"\x06tenant\x18\x02 \x01(\tR\x06tenant\"`\n" +
+	"\x11RevokeKeyResponse\x120\n" +
+	"\x06record\x18\x01 \x01(\v2\x18.kinference.admin.v1.KeyR\x06record\x12\x19\n" +
+	"\bin_force\x18\x02 \x01(\bR\ainForce\"\x13\n" +
 	"\x11GetCatalogRequest\"\xc1\x03\n" +
 	"\x12GetCatalogResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12/\n" +
@@ -3404,7 +3871,7 @@ const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"\x18TOKEN_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12TOKEN_SOURCE_LOCAL\x10\x01\x12\x16\n" +
 	"\x12TOKEN_SOURCE_ASKED\x10\x02\x12\x1b\n" +
-	"\x17TOKEN_SOURCE_DISTRUSTED\x10\x032\xbe\x04\n" +
+	"\x17TOKEN_SOURCE_DISTRUSTED\x10\x032\xcf\x06\n" +
 	"\fAdminService\x12]\n" +
 	"\n" +
 	"GetCatalog\x12&.kinference.admin.v1.GetCatalogRequest\x1a'.kinference.admin.v1.GetCatalogResponse\x12Q\n" +
@@ -3412,7 +3879,10 @@ const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"\vListWorkers\x12'.kinference.admin.v1.ListWorkersRequest\x1a(.kinference.admin.v1.ListWorkersResponse\x12T\n" +
 	"\aExplain\x12#.kinference.admin.v1.ExplainRequest\x1a$.kinference.admin.v1.ExplainResponse\x12k\n" +
 	"\x0eWatchDecisions\x12*.kinference.admin.v1.WatchDecisionsRequest\x1a+.kinference.admin.v1.WatchDecisionsResponse0\x01\x12W\n" +
-	"\bEvaluate\x12$.kinference.admin.v1.EvaluateRequest\x1a%.kinference.admin.v1.EvaluateResponseBHZFgithub.com/kinference/kinference/proto/gen/kinference/admin/v1;adminv1b\x06proto3"
+	"\bEvaluate\x12$.kinference.admin.v1.EvaluateRequest\x1a%.kinference.admin.v1.EvaluateResponse\x12W\n" +
+	"\bListKeys\x12$.kinference.admin.v1.ListKeysRequest\x1a%.kinference.admin.v1.ListKeysResponse\x12Z\n" +
+	"\tCreateKey\x12%.kinference.admin.v1.CreateKeyRequest\x1a&.kinference.admin.v1.CreateKeyResponse\x12Z\n" +
+	"\tRevokeKey\x12%.kinference.admin.v1.RevokeKeyRequest\x1a&.kinference.admin.v1.RevokeKeyResponseBHZFgithub.com/kinference/kinference/proto/gen/kinference/admin/v1;adminv1b\x06proto3"
 
 var (
 	file_kinference_admin_v1_admin_proto_rawDescOnce sync.Once
@@ -3427,124 +3897,141 @@ func file_kinference_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_kinference_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kinference_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_kinference_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_kinference_admin_v1_admin_proto_goTypes = []any{
 	(TokenSource)(0),               // 0: kinference.admin.v1.TokenSource
-	(*GetCatalogRequest)(nil),      // 1: kinference.admin.v1.GetCatalogRequest
-	(*GetCatalogResponse)(nil),     // 2: kinference.admin.v1.GetCatalogResponse
-	(*Pool)(nil),                   // 3: kinference.admin.v1.Pool
-	(*Policy)(nil),                 // 4: kinference.admin.v1.Policy
-	(*Rule)(nil),                   // 5: kinference.admin.v1.Rule
-	(*WorkerSet)(nil),              // 6: kinference.admin.v1.WorkerSet
-	(*Provider)(nil),               // 7: kinference.admin.v1.Provider
-	(*Tenant)(nil),                 // 8: kinference.admin.v1.Tenant
-	(*Backend)(nil),                // 9: kinference.admin.v1.Backend
-	(*Problem)(nil),                // 10: kinference.admin.v1.Problem
-	(*StatusRequest)(nil),          // 11: kinference.admin.v1.StatusRequest
-	(*StatusResponse)(nil),         // 12: kinference.admin.v1.StatusResponse
-	(*ListWorkersRequest)(nil),     // 13: kinference.admin.v1.ListWorkersRequest
-	(*ListWorkersResponse)(nil),    // 14: kinference.admin.v1.ListWorkersResponse
-	(*WorkerStatus)(nil),           // 15: kinference.admin.v1.WorkerStatus
-	(*Load)(nil),                   // 16: kinference.admin.v1.Load
-	(*LoadMean)(nil),               // 17: kinference.admin.v1.LoadMean
-	(*RecentRequests)(nil),         // 18: kinference.admin.v1.RecentRequests
-	(*ProviderStatus)(nil),         // 19: kinference.admin.v1.ProviderStatus
-	(*WorkerIndex)(nil),            // 20: kinference.admin.v1.WorkerIndex
-	(*ProfileStatus)(nil),          // 21: kinference.admin.v1.ProfileStatus
-	(*CachedCounts)(nil),           // 22: kinference.admin.v1.CachedCounts
-	(*ExplainRequest)(nil),         // 23: kinference.admin.v1.ExplainRequest
-	(*ExplainResponse)(nil),        // 24: kinference.admin.v1.ExplainResponse
-	(*WatchDecisionsRequest)(nil),  // 25: kinference.admin.v1.WatchDecisionsRequest
-	(*WatchDecisionsResponse)(nil), // 26: kinference.admin.v1.WatchDecisionsResponse
-	(*EvaluateRequest)(nil),        // 27: kinference.admin.v1.EvaluateRequest
-	(*EvaluateResponse)(nil),       // 28: kinference.admin.v1.EvaluateResponse
-	(*Decision)(nil),               // 29: kinference.admin.v1.Decision
-	(*Threshold)(nil),              // 30: kinference.admin.v1.Threshold
-	(*RecordedRequest)(nil),        // 31: kinference.admin.v1.RecordedRequest
-	(*Candidate)(nil),              // 32: kinference.admin.v1.Candidate
-	(*Verdict)(nil),                // 33: kinference.admin.v1.Verdict
-	nil,                            // 34: kinference.admin.v1.RecordedRequest.HeadersEntry
-	nil,                            // 35: kinference.admin.v1.RecordedRequest.ClaimsJsonEntry
-	nil,                            // 36: kinference.admin.v1.Candidate.LabelsEntry
-	(*durationpb.Duration)(nil),    // 37: google.protobuf.Duration
-	(v1.ParityState)(0),            // 38: kinference.router.v1.ParityState
-	(v1.ParityCause)(0),            // 39: kinference.router.v1.ParityCause
-	(*v1.Attributes)(nil),          // 40: kinference.router.v1.Attributes
-	(v1.Outcome)(0),                // 41: kinference.router.v1.Outcome
+	(*Key)(nil),                    // 1: kinference.admin.v1.Key
+	(*ListKeysRequest)(nil),        // 2: kinference.admin.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),       // 3: kinference.admin.v1.ListKeysResponse
+	(*CreateKeyRequest)(nil),       // 4: kinference.admin.v1.CreateKeyRequest
+	(*CreateKeyResponse)(nil),      // 5: kinference.admin.v1.CreateKeyResponse
+	(*RevokeKeyRequest)(nil),       // 6: kinference.admin.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),      // 7: kinference.admin.v1.RevokeKeyResponse
+	(*GetCatalogRequest)(nil),      // 8: kinference.admin.v1.GetCatalogRequest
+	(*GetCatalogResponse)(nil),     // 9: kinference.admin.v1.GetCatalogResponse
+	(*Pool)(nil),                   // 10: kinference.admin.v1.Pool
+	(*Policy)(nil),                 // 11: kinference.admin.v1.Policy
+	(*Rule)(nil),                   // 12: kinference.admin.v1.Rule
+	(*WorkerSet)(nil),              // 13: kinference.admin.v1.WorkerSet
+	(*Provider)(nil),               // 14: kinference.admin.v1.Provider
+	(*Tenant)(nil),                 // 15: kinference.admin.v1.Tenant
+	(*Backend)(nil),                // 16: kinference.admin.v1.Backend
+	(*Problem)(nil),                // 17: kinference.admin.v1.Problem
+	(*StatusRequest)(nil),          // 18: kinference.admin.v1.StatusRequest
+	(*StatusResponse)(nil),         // 19: kinference.admin.v1.StatusResponse
+	(*ListWorkersRequest)(nil),     // 20: kinference.admin.v1.ListWorkersRequest
+	(*ListWorkersResponse)(nil),    // 21: kinference.admin.v1.ListWorkersResponse
+	(*WorkerStatus)(nil),           // 22: kinference.admin.v1.WorkerStatus
+	(*Load)(nil),                   // 23: kinference.admin.v1.Load
+	(*LoadMean)(nil),               // 24: kinference.admin.v1.LoadMean
+	(*RecentRequests)(nil),         // 25: kinference.admin.v1.RecentRequests
+	(*ProviderStatus)(nil),         // 26: kinference.admin.v1.ProviderStatus
+	(*WorkerIndex)(nil),            // 27: kinference.admin.v1.WorkerIndex
+	(*ProfileStatus)(nil),          // 28: kinference.admin.v1.ProfileStatus
+	(*CachedCounts)(nil),           // 29: kinference.admin.v1.CachedCounts
+	(*ExplainRequest)(nil),         // 30: kinference.admin.v1.ExplainRequest
+	(*ExplainResponse)(nil),        // 31: kinference.admin.v1.ExplainResponse
+	(*WatchDecisionsRequest)(nil),  // 32: kinference.admin.v1.WatchDecisionsRequest
+	(*WatchDecisionsResponse)(nil), // 33: kinference.admin.v1.WatchDecisionsResponse
+	(*EvaluateRequest)(nil),        // 34: kinference.admin.v1.EvaluateRequest
+	(*EvaluateResponse)(nil),       // 35: kinference.admin.v1.EvaluateResponse
+	(*Decision)(nil),               // 36: kinference.admin.v1.Decision
+	(*Threshold)(nil),              // 37: kinference.admin.v1.Threshold
+	(*RecordedRequest)(nil),        // 38: kinference.admin.v1.RecordedRequest
+	(*Candidate)(nil),              // 39: kinference.admin.v1.Candidate
+	(*Verdict)(nil),                // 40: kinference.admin.v1.Verdict
+	nil,                            // 41: kinference.admin.v1.RecordedRequest.HeadersEntry
+	nil,                            // 42: kinference.admin.v1.RecordedRequest.ClaimsJsonEntry
+	nil,                            // 43: kinference.admin.v1.Candidate.LabelsEntry
+	(*durationpb.Duration)(nil),    // 44: google.protobuf.Duration
+	(v1.ParityState)(0),            // 45: kinference.router.v1.ParityState
+	(v1.ParityCause)(0),            // 46: kinference.router.v1.ParityCause
+	(*v1.Attributes)(nil),          // 47: kinference.router.v1.Attributes
+	(v1.Outcome)(0),                // 48: kinference.router.v1.Outcome
 }
 var file_kinference_admin_v1_admin_proto_depIdxs = []int32{
-	3,  // 0: kinference.admin.v1.GetCatalogResponse.pools:type_name -> kinference.admin.v1.Pool
-	4,  // 1: kinference.admin.v1.GetCatalogResponse.policies:type_name -> kinference.admin.v1.Policy
-	6,  // 2: kinference.admin.v1.GetCatalogResponse.worker_sets:type_name -> kinference.admin.v1.WorkerSet
-	7,  // 3: kinference.admin.v1.GetCatalogResponse.providers:type_name -> kinference.admin.v1.Provider
-	8,  // 4: kinference.admin.v1.GetCatalogResponse.tenants:type_name -> kinference.admin.v1.Tenant
-	9,  // 5: kinference.admin.v1.GetCatalogResponse.backends:type_name -> kinference.admin.v1.Backend
-	10, // 6: kinference.admin.v1.GetCatalogResponse.problems:type_name -> kinference.admin.v1.Problem
-	5,  // 7: kinference.admin.v1.Policy.rules:type_name -> kinference.admin.v1.Rule
-	15, // 8: kinference.admin.v1.StatusResponse.workers:type_name -> kinference.admin.v1.WorkerStatus
-	21, // 9: kinference.admin.v1.StatusResponse.profiles:type_name -> kinference.admin.v1.ProfileStatus
-	19, // 10: kinference.admin.v1.StatusResponse.providers:type_name -> kinference.admin.v1.ProviderStatus
-	15, // 11: kinference.admin.v1.ListWorkersResponse.workers:type_name -> kinference.admin.v1.WorkerStatus
-	19, // 12: kinference.admin.v1.ListWorkersResponse.providers:type_name -> kinference.admin.v1.ProviderStatus
-	37, // 13: kinference.admin.v1.WorkerStatus.sample_age:type_name -> google.protobuf.Duration
-	20, // 14: kinference.admin.v1.WorkerStatus.index:type_name -> kinference.admin.v1.WorkerIndex
-	38, // 15: kinference.admin.v1.WorkerStatus.tokens:type_name -> kinference.router.v1.ParityState
-	39, // 16: kinference.admin.v1.WorkerStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
-	16, // 17: kinference.admin.v1.WorkerStatus.load:type_name -> kinference.admin.v1.Load
-	17, // 18: kinference.admin.v1.WorkerStatus.means:type_name -> kinference.admin.v1.LoadMean
-	18, // 19: kinference.admin.v1.WorkerStatus.recent:type_name -> kinference.admin.v1.RecentRequests
-	37, // 20: kinference.admin.v1.LoadMean.window:type_name -> google.protobuf.Duration
-	16, // 21: kinference.admin.v1.LoadMean.load:type_name -> kinference.admin.v1.Load
-	37, // 22: kinference.admin.v1.RecentRequests.ttft:type_name -> google.protobuf.Duration
-	37, // 23: kinference.admin.v1.ProviderStatus.predicted_ttft:type_name -> google.protobuf.Duration
-	18, // 24: kinference.admin.v1.ProviderStatus.recent:type_name -> kinference.admin.v1.RecentRequests
-	37, // 25: kinference.admin.v1.WorkerIndex.lag:type_name -> google.protobuf.Duration
-	0,  // 26: kinference.admin.v1.ProfileStatus.source:type_name -> kinference.admin.v1.TokenSource
-	38, // 27: kinference.admin.v1.ProfileStatus.tokens:type_name -> kinference.router.v1.ParityState
-	39, // 28: kinference.admin.v1.ProfileStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
-	38, // 29: kinference.admin.v1.ProfileStatus.cached:type_name -> kinference.router.v1.ParityState
-	39, // 30: kinference.admin.v1.ProfileStatus.cached_cause:type_name -> kinference.router.v1.ParityCause
-	22, // 31: kinference.admin.v1.ProfileStatus.cached_counts:type_name -> kinference.admin.v1.CachedCounts
-	29, // 32: kinference.admin.v1.ExplainResponse.decision:type_name -> kinference.admin.v1.Decision
-	29, // 33: kinference.admin.v1.WatchDecisionsResponse.decision:type_name -> kinference.admin.v1.Decision
-	40, // 34: kinference.admin.v1.EvaluateRequest.attributes:type_name -> kinference.router.v1.Attributes
-	29, // 35: kinference.admin.v1.EvaluateResponse.decision:type_name -> kinference.admin.v1.Decision
-	32, // 36: kinference.admin.v1.Decision.candidates:type_name -> kinference.admin.v1.Candidate
-	37, // 37: kinference.admin.v1.Decision.actual_ttft:type_name -> google.protobuf.Duration
-	33, // 38: kinference.admin.v1.Decision.verdict:type_name -> kinference.admin.v1.Verdict
-	33, // 39: kinference.admin.v1.Decision.shadow:type_name -> kinference.admin.v1.Verdict
-	31, // 40: kinference.admin.v1.Decision.request:type_name -> kinference.admin.v1.RecordedRequest
-	37, // 41: kinference.admin.v1.Decision.actual_e2e:type_name -> google.protobuf.Duration
-	41, // 42: kinference.admin.v1.Decision.outcome:type_name -> kinference.router.v1.Outcome
-	37, // 43: kinference.admin.v1.Decision.waited:type_name -> google.protobuf.Duration
-	30, // 44: kinference.admin.v1.Decision.thresholds:type_name -> kinference.admin.v1.Threshold
-	37, // 45: kinference.admin.v1.Threshold.window:type_name -> google.protobuf.Duration
-	34, // 46: kinference.admin.v1.RecordedRequest.headers:type_name -> kinference.admin.v1.RecordedRequest.HeadersEntry
-	35, // 47: kinference.admin.v1.RecordedRequest.claims_json:type_name -> kinference.admin.v1.RecordedRequest.ClaimsJsonEntry
-	37, // 48: kinference.admin.v1.Candidate.predicted_ttft:type_name -> google.protobuf.Duration
-	37, // 49: kinference.admin.v1.Candidate.predicted_wait:type_name -> google.protobuf.Duration
-	37, // 50: kinference.admin.v1.Candidate.predicted_prefill:type_name -> google.protobuf.Duration
-	37, // 51: kinference.admin.v1.Candidate.sample_age:type_name -> google.protobuf.Duration
-	37, // 52: kinference.admin.v1.Candidate.predicted_e2e:type_name -> google.protobuf.Duration
-	17, // 53: kinference.admin.v1.Candidate.means:type_name -> kinference.admin.v1.LoadMean
-	36, // 54: kinference.admin.v1.Candidate.labels:type_name -> kinference.admin.v1.Candidate.LabelsEntry
-	1,  // 55: kinference.admin.v1.AdminService.GetCatalog:input_type -> kinference.admin.v1.GetCatalogRequest
-	11, // 56: kinference.admin.v1.AdminService.Status:input_type -> kinference.admin.v1.StatusRequest
-	13, // 57: kinference.admin.v1.AdminService.ListWorkers:input_type -> kinference.admin.v1.ListWorkersRequest
-	23, // 58: kinference.admin.v1.AdminService.Explain:input_type -> kinference.admin.v1.ExplainRequest
-	25, // 59: kinference.admin.v1.AdminService.WatchDecisions:input_type -> kinference.admin.v1.WatchDecisionsRequest
-	27, // 60: kinference.admin.v1.AdminService.Evaluate:input_type -> kinference.admin.v1.EvaluateRequest
-	2,  // 61: kinference.admin.v1.AdminService.GetCatalog:output_type -> kinference.admin.v1.GetCatalogResponse
-	12, // 62: kinference.admin.v1.AdminService.Status:output_type -> kinference.admin.v1.StatusResponse
-	14, // 63: kinference.admin.v1.AdminService.ListWorkers:output_type -> kinference.admin.v1.ListWorkersResponse
-	24, // 64: kinference.admin.v1.AdminService.Explain:output_type -> kinference.admin.v1.ExplainResponse
-	26, // 65: kinference.admin.v1.AdminService.WatchDecisions:output_type -> kinference.admin.v1.WatchDecisionsResponse
-	28, // 66: kinference.admin.v1.AdminService.Evaluate:output_type -> kinference.admin.v1.EvaluateResponse
-	61, // [61:67] is the sub-list for method output_type
-	55, // [55:61] is the sub-list for method input_type
-	55, // [55:55] is the sub-list for extension type_name
-	55, // [55:55] is the sub-list for extension extendee
-	0,  // [0:55] is the sub-list for field type_name
+	1,  // 0: kinference.admin.v1.ListKeysResponse.keys:type_name -> kinference.admin.v1.Key
+	44, // 1: kinference.admin.v1.CreateKeyRequest.lifetime:type_name -> google.protobuf.Duration
+	1,  // 2: kinference.admin.v1.CreateKeyResponse.record:type_name -> kinference.admin.v1.Key
+	1,  // 3: kinference.admin.v1.RevokeKeyResponse.record:type_name -> kinference.admin.v1.Key
+	10, // 4: kinference.admin.v1.GetCatalogResponse.pools:type_name -> kinference.admin.v1.Pool
+	11, // 5: kinference.admin.v1.GetCatalogResponse.policies:type_name -> kinference.admin.v1.Policy
+	13, // 6: kinference.admin.v1.GetCatalogResponse.worker_sets:type_name -> kinference.admin.v1.WorkerSet
+	14, // 7: kinference.admin.v1.GetCatalogResponse.providers:type_name -> kinference.admin.v1.Provider
+	15, // 8: kinference.admin.v1.GetCatalogResponse.tenants:type_name -> kinference.admin.v1.Tenant
+	16, // 9: kinference.admin.v1.GetCatalogResponse.backends:type_name -> kinference.admin.v1.Backend
+	17, // 10: kinference.admin.v1.GetCatalogResponse.problems:type_name -> kinference.admin.v1.Problem
+	12, // 11: kinference.admin.v1.Policy.rules:type_name -> kinference.admin.v1.Rule
+	22, // 12: kinference.admin.v1.StatusResponse.workers:type_name -> kinference.admin.v1.WorkerStatus
+	28, // 13: kinference.admin.v1.StatusResponse.profiles:type_name -> kinference.admin.v1.ProfileStatus
+	26, // 14: kinference.admin.v1.StatusResponse.providers:type_name -> kinference.admin.v1.ProviderStatus
+	22, // 15: kinference.admin.v1.ListWorkersResponse.workers:type_name -> kinference.admin.v1.WorkerStatus
+	26, // 16: kinference.admin.v1.ListWorkersResponse.providers:type_name -> kinference.admin.v1.ProviderStatus
+	44, // 17: kinference.admin.v1.WorkerStatus.sample_age:type_name -> google.protobuf.Duration
+	27, // 18: kinference.admin.v1.WorkerStatus.index:type_name -> kinference.admin.v1.WorkerIndex
+	45, // 19: kinference.admin.v1.WorkerStatus.tokens:type_name -> kinference.router.v1.ParityState
+	46, // 20: kinference.admin.v1.WorkerStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
+	23, // 21: kinference.admin.v1.WorkerStatus.load:type_name -> kinference.admin.v1.Load
+	24, // 22: kinference.admin.v1.WorkerStatus.means:type_name -> kinference.admin.v1.LoadMean
+	25, // 23: kinference.admin.v1.WorkerStatus.recent:type_name -> kinference.admin.v1.RecentRequests
+	44, // 24: kinference.admin.v1.LoadMean.window:type_name -> google.protobuf.Duration
+	23, // 25: kinference.admin.v1.LoadMean.load:type_name -> kinference.admin.v1.Load
+	44, // 26: kinference.admin.v1.RecentRequests.ttft:type_name -> google.protobuf.Duration
+	44, // 27: kinference.admin.v1.ProviderStatus.predicted_ttft:type_name -> google.protobuf.Duration
+	25, // 28: kinference.admin.v1.ProviderStatus.recent:type_name -> kinference.admin.v1.RecentRequests
+	44, // 29: kinference.admin.v1.WorkerIndex.lag:type_name -> google.protobuf.Duration
+	0,  // 30: kinference.admin.v1.ProfileStatus.source:type_name -> kinference.admin.v1.TokenSource
+	45, // 31: kinference.admin.v1.ProfileStatus.tokens:type_name -> kinference.router.v1.ParityState
+	46, // 32: kinference.admin.v1.ProfileStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
+	45, // 33: kinference.admin.v1.ProfileStatus.cached:type_name -> kinference.router.v1.ParityState
+	46, // 34: kinference.admin.v1.ProfileStatus.cached_cause:type_name -> kinference.router.v1.ParityCause
+	29, // 35: kinference.admin.v1.ProfileStatus.cached_counts:type_name -> kinference.admin.v1.CachedCounts
+	36, // 36: kinference.admin.v1.ExplainResponse.decision:type_name -> kinference.admin.v1.Decision
+	36, // 37: kinference.admin.v1.WatchDecisionsResponse.decision:type_name -> kinference.admin.v1.Decision
+	47, // 38: kinference.admin.v1.EvaluateRequest.attributes:type_name -> kinference.router.v1.Attributes
+	36, // 39: kinference.admin.v1.EvaluateResponse.decision:type_name -> kinference.admin.v1.Decision
+	39, // 40: kinference.admin.v1.Decision.candidates:type_name -> kinference.admin.v1.Candidate
+	44, // 41: kinference.admin.v1.Decision.actual_ttft:type_name -> google.protobuf.Duration
+	40, // 42: kinference.admin.v1.Decision.verdict:type_name -> kinference.admin.v1.Verdict
+	40, // 43: kinference.admin.v1.Decision.shadow:type_name -> kinference.admin.v1.Verdict
+	38, // 44: kinference.admin.v1.Decision.request:type_name -> kinference.admin.v1.RecordedRequest
+	44, // 45: kinference.admin.v1.Decision.actual_e2e:type_name -> google.protobuf.Duration
+	48, // 46: kinference.admin.v1.Decision.outcome:type_name -> kinference.router.v1.Outcome
+	44, // 47: kinference.admin.v1.Decision.waited:type_name -> google.protobuf.Duration
+	37, // 48: kinference.admin.v1.Decision.thresholds:type_name -> kinference.admin.v1.Threshold
+	44, // 49: kinference.admin.v1.Threshold.window:type_name -> google.protobuf.Duration
+	41, // 50: kinference.admin.v1.RecordedRequest.headers:type_name -> kinference.admin.v1.RecordedRequest.HeadersEntry
+	42, // 51: kinference.admin.v1.RecordedRequest.claims_json:type_name -> kinference.admin.v1.RecordedRequest.ClaimsJsonEntry
+	44, // 52: kinference.admin.v1.Candidate.predicted_ttft:type_name -> google.protobuf.Duration
+	44, // 53: kinference.admin.v1.Candidate.predicted_wait:type_name -> google.protobuf.Duration
+	44, // 54: kinference.admin.v1.Candidate.predicted_prefill:type_name -> google.protobuf.Duration
+	44, // 55: kinference.admin.v1.Candidate.sample_age:type_name -> google.protobuf.Duration
+	44, // 56: kinference.admin.v1.Candidate.predicted_e2e:type_name -> google.protobuf.Duration
+	24, // 57: kinference.admin.v1.Candidate.means:type_name -> kinference.admin.v1.LoadMean
+	43, // 58: kinference.admin.v1.Candidate.labels:type_name -> kinference.admin.v1.Candidate.LabelsEntry
+	8,  // 59: kinference.admin.v1.AdminService.GetCatalog:input_type -> kinference.admin.v1.GetCatalogRequest
+	18, // 60: kinference.admin.v1.AdminService.Status:input_type -> kinference.admin.v1.StatusRequest
+	20, // 61: kinference.admin.v1.AdminService.ListWorkers:input_type -> kinference.admin.v1.ListWorkersRequest
+	30, // 62: kinference.admin.v1.AdminService.Explain:input_type -> kinference.admin.v1.ExplainRequest
+	32, // 63: kinference.admin.v1.AdminService.WatchDecisions:input_type -> kinference.admin.v1.WatchDecisionsRequest
+	34, // 64: kinference.admin.v1.AdminService.Evaluate:input_type -> kinference.admin.v1.EvaluateRequest
+	2,  // 65: kinference.admin.v1.AdminService.ListKeys:input_type -> kinference.admin.v1.ListKeysRequest
+	4,  // 66: kinference.admin.v1.AdminService.CreateKey:input_type -> kinference.admin.v1.CreateKeyRequest
+	6,  // 67: kinference.admin.v1.AdminService.RevokeKey:input_type -> kinference.admin.v1.RevokeKeyRequest
+	9,  // 68: kinference.admin.v1.AdminService.GetCatalog:output_type -> kinference.admin.v1.GetCatalogResponse
+	19, // 69: kinference.admin.v1.AdminService.Status:output_type -> kinference.admin.v1.StatusResponse
+	21, // 70: kinference.admin.v1.AdminService.ListWorkers:output_type -> kinference.admin.v1.ListWorkersResponse
+	31, // 71: kinference.admin.v1.AdminService.Explain:output_type -> kinference.admin.v1.ExplainResponse
+	33, // 72: kinference.admin.v1.AdminService.WatchDecisions:output_type -> kinference.admin.v1.WatchDecisionsResponse
+	35, // 73: kinference.admin.v1.AdminService.Evaluate:output_type -> kinference.admin.v1.EvaluateResponse
+	3,  // 74: kinference.admin.v1.AdminService.ListKeys:output_type -> kinference.admin.v1.ListKeysResponse
+	5,  // 75: kinference.admin.v1.AdminService.CreateKey:output_type -> kinference.admin.v1.CreateKeyResponse
+	7,  // 76: kinference.admin.v1.AdminService.RevokeKey:output_type -> kinference.admin.v1.RevokeKeyResponse
+	68, // [68:77] is the sub-list for method output_type
+	59, // [59:68] is the sub-list for method input_type
+	59, // [59:59] is the sub-list for extension type_name
+	59, // [59:59] is the sub-list for extension extendee
+	0,  // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_kinference_admin_v1_admin_proto_init() }
@@ -3552,14 +4039,14 @@ func file_kinference_admin_v1_admin_proto_init() {
 	if File_kinference_admin_v1_admin_proto != nil {
 		return
 	}
-	file_kinference_admin_v1_admin_proto_msgTypes[28].OneofWrappers = []any{}
+	file_kinference_admin_v1_admin_proto_msgTypes[35].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kinference_admin_v1_admin_proto_rawDesc), len(file_kinference_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   36,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

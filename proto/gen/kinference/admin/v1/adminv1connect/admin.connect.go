@@ -50,6 +50,12 @@ const (
 	AdminServiceWatchDecisionsProcedure = "/kinference.admin.v1.AdminService/WatchDecisions"
 	// AdminServiceEvaluateProcedure is the fully-qualified name of the AdminService's Evaluate RPC.
 	AdminServiceEvaluateProcedure = "/kinference.admin.v1.AdminService/Evaluate"
+	// AdminServiceListKeysProcedure is the fully-qualified name of the AdminService's ListKeys RPC.
+	AdminServiceListKeysProcedure = "/kinference.admin.v1.AdminService/ListKeys"
+	// AdminServiceCreateKeyProcedure is the fully-qualified name of the AdminService's CreateKey RPC.
+	AdminServiceCreateKeyProcedure = "/kinference.admin.v1.AdminService/CreateKey"
+	// AdminServiceRevokeKeyProcedure is the fully-qualified name of the AdminService's RevokeKey RPC.
+	AdminServiceRevokeKeyProcedure = "/kinference.admin.v1.AdminService/RevokeKey"
 )
 
 // AdminServiceClient is a client for the kinference.admin.v1.AdminService service.
@@ -75,6 +81,16 @@ type AdminServiceClient interface {
 	// and no record is kept. Needs get on decisions. Errors: NotFound for an unknown
 	// model, InvalidArgument.
 	Evaluate(context.Context, *v1.EvaluateRequest) (*v1.EvaluateResponse, error)
+	// ListKeys lists API keys by what is stored of them. Needs get on keys.
+	ListKeys(context.Context, *v1.ListKeysRequest) (*v1.ListKeysResponse, error)
+	// CreateKey makes an API key and writes its record to where the resources are
+	// from. The answer is the only place where the key is ever seen. Needs create on
+	// keys. Errors: NotFound for an unknown tenant, FailedPrecondition where the tenant
+	// names no Secret or the Secret cannot be written, InvalidArgument.
+	CreateKey(context.Context, *v1.CreateKeyRequest) (*v1.CreateKeyResponse, error)
+	// RevokeKey ends an API key for good; its record stays. Needs delete on keys.
+	// Errors: NotFound, FailedPrecondition as above.
+	RevokeKey(context.Context, *v1.RevokeKeyRequest) (*v1.RevokeKeyResponse, error)
 }
 
 // NewAdminServiceClient constructs a client for the kinference.admin.v1.AdminService service. By
@@ -124,6 +140,24 @@ func NewAdminServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(adminServiceMethods.ByName("Evaluate")),
 			connect.WithClientOptions(opts...),
 		),
+		listKeys: connect.NewClient[v1.ListKeysRequest, v1.ListKeysResponse](
+			httpClient,
+			baseURL+AdminServiceListKeysProcedure,
+			connect.WithSchema(adminServiceMethods.ByName("ListKeys")),
+			connect.WithClientOptions(opts...),
+		),
+		createKey: connect.NewClient[v1.CreateKeyRequest, v1.CreateKeyResponse](
+			httpClient,
+			baseURL+AdminServiceCreateKeyProcedure,
+			connect.WithSchema(adminServiceMethods.ByName("CreateKey")),
+			connect.WithClientOptions(opts...),
+		),
+		revokeKey: connect.NewClient[v1.RevokeKeyRequest, v1.RevokeKeyResponse](
+			httpClient,
+			baseURL+AdminServiceRevokeKeyProcedure,
+			connect.WithSchema(adminServiceMethods.ByName("RevokeKey")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -135,6 +169,9 @@ type adminServiceClient struct {
 	explain        *connect.Client[v1.ExplainRequest, v1.ExplainResponse]
 	watchDecisions *connect.Client[v1.WatchDecisionsRequest, v1.WatchDecisionsResponse]
 	evaluate       *connect.Client[v1.EvaluateRequest, v1.EvaluateResponse]
+	listKeys       *connect.Client[v1.ListKeysRequest, v1.ListKeysResponse]
+	createKey      *connect.Client[v1.CreateKeyRequest, v1.CreateKeyResponse]
+	revokeKey      *connect.Client[v1.RevokeKeyRequest, v1.RevokeKeyResponse]
 }
 
 // GetCatalog calls kinference.admin.v1.AdminService.GetCatalog.
@@ -187,6 +224,33 @@ func (c *adminServiceClient) Evaluate(ctx context.Context, req *v1.EvaluateReque
 	return nil, err
 }
 
+// ListKeys calls kinference.admin.v1.AdminService.ListKeys.
+func (c *adminServiceClient) ListKeys(ctx context.Context, req *v1.ListKeysRequest) (*v1.ListKeysResponse, error) {
+	response, err := c.listKeys.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// CreateKey calls kinference.admin.v1.AdminService.CreateKey.
+func (c *adminServiceClient) CreateKey(ctx context.Context, req *v1.CreateKeyRequest) (*v1.CreateKeyResponse, error) {
+	response, err := c.createKey.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// RevokeKey calls kinference.admin.v1.AdminService.RevokeKey.
+func (c *adminServiceClient) RevokeKey(ctx context.Context, req *v1.RevokeKeyRequest) (*v1.RevokeKeyResponse, error) {
+	response, err := c.revokeKey.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // AdminServiceHandler is an implementation of the kinference.admin.v1.AdminService service.
 type AdminServiceHandler interface {
 	// GetCatalog returns what the resources were compiled into. Needs get on
@@ -210,6 +274,16 @@ type AdminServiceHandler interface {
 	// and no record is kept. Needs get on decisions. Errors: NotFound for an unknown
 	// model, InvalidArgument.
 	Evaluate(context.Context, *v1.EvaluateRequest) (*v1.EvaluateResponse, error)
+	// ListKeys lists API keys by what is stored of them. Needs get on keys.
+	ListKeys(context.Context, *v1.ListKeysRequest) (*v1.ListKeysResponse, error)
+	// CreateKey makes an API key and writes its record to where the resources are
+	// from. The answer is the only place where the key is ever seen. Needs create on
+	// keys. Errors: NotFound for an unknown tenant, FailedPrecondition where the tenant
+	// names no Secret or the Secret cannot be written, InvalidArgument.
+	CreateKey(context.Context, *v1.CreateKeyRequest) (*v1.CreateKeyResponse, error)
+	// RevokeKey ends an API key for good; its record stays. Needs delete on keys.
+	// Errors: NotFound, FailedPrecondition as above.
+	RevokeKey(context.Context, *v1.RevokeKeyRequest) (*v1.RevokeKeyResponse, error)
 }
 
 // NewAdminServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -255,6 +329,24 @@ func NewAdminServiceHandler(svc AdminServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(adminServiceMethods.ByName("Evaluate")),
 		connect.WithHandlerOptions(opts...),
 	)
+	adminServiceListKeysHandler := connect.NewUnaryHandlerSimple(
+		AdminServiceListKeysProcedure,
+		svc.ListKeys,
+		connect.WithSchema(adminServiceMethods.ByName("ListKeys")),
+		connect.WithHandlerOptions(opts...),
+	)
+	adminServiceCreateKeyHandler := connect.NewUnaryHandlerSimple(
+		AdminServiceCreateKeyProcedure,
+		svc.CreateKey,
+		connect.WithSchema(adminServiceMethods.ByName("CreateKey")),
+		connect.WithHandlerOptions(opts...),
+	)
+	adminServiceRevokeKeyHandler := connect.NewUnaryHandlerSimple(
+		AdminServiceRevokeKeyProcedure,
+		svc.RevokeKey,
+		connect.WithSchema(adminServiceMethods.ByName("RevokeKey")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/kinference.admin.v1.AdminService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case AdminServiceGetCatalogProcedure:
@@ -269,6 +361,12 @@ func NewAdminServiceHandler(svc AdminServiceHandler, opts ...connect.HandlerOpti
 			adminServiceWatchDecisionsHandler.ServeHTTP(w, r)
 		case AdminServiceEvaluateProcedure:
 			adminServiceEvaluateHandler.ServeHTTP(w, r)
+		case AdminServiceListKeysProcedure:
+			adminServiceListKeysHandler.ServeHTTP(w, r)
+		case AdminServiceCreateKeyProcedure:
+			adminServiceCreateKeyHandler.ServeHTTP(w, r)
+		case AdminServiceRevokeKeyProcedure:
+			adminServiceRevokeKeyHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -300,4 +398,16 @@ func (UnimplementedAdminServiceHandler) WatchDecisions(context.Context, *v1.Watc
 
 func (UnimplementedAdminServiceHandler) Evaluate(context.Context, *v1.EvaluateRequest) (*v1.EvaluateResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("kinference.admin.v1.AdminService.Evaluate is not implemented"))
+}
+
+func (UnimplementedAdminServiceHandler) ListKeys(context.Context, *v1.ListKeysRequest) (*v1.ListKeysResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("kinference.admin.v1.AdminService.ListKeys is not implemented"))
+}
+
+func (UnimplementedAdminServiceHandler) CreateKey(context.Context, *v1.CreateKeyRequest) (*v1.CreateKeyResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("kinference.admin.v1.AdminService.CreateKey is not implemented"))
+}
+
+func (UnimplementedAdminServiceHandler) RevokeKey(context.Context, *v1.RevokeKeyRequest) (*v1.RevokeKeyResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("kinference.admin.v1.AdminService.RevokeKey is not implemented"))
 }
