@@ -1,18 +1,11 @@
 package kube
 
 import (
-	"context"
 	"encoding/base64"
-	"errors"
-	"fmt"
-	"slices"
-	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/rest"
 
 	"github.com/kinference/kinference/internal/apikey"
 	"github.com/kinference/kinference/internal/resources"
@@ -22,10 +15,7 @@ import (
 // one ever gets into this process.
 const keySelector = apikey.Label + "=true"
 
-var (
-	secretResource = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
-	reviewResource = schema.GroupVersionResource{Group: "authentication.k8s.io", Version: "v1", Resource: "tokenreviews"}
-)
+var secretResource = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
 
 // secret is what is kept of a Secret: the records, or what is wrong with them.
 type secret struct {
@@ -70,54 +60,4 @@ func (s *Source) keySecret(namespace, name string) *resources.KeySecret {
 		return x.keys
 	}
 	return nil
-}
-
-// Reviewer asks the Kubernetes API whose a token is. Use NewReviewer. Safe for
-// concurrent use.
-type Reviewer struct{ client dynamic.Interface }
-
-// NewReviewer makes a reviewer with a rate limit of its own.
-func NewReviewer(c *rest.Config) (*Reviewer, error) {
-	client, err := Client(c)
-	return &Reviewer{client}, err
-}
-
-// Review returns the ServiceAccount whose token this is, made for an audience. ok is
-// false for a token that is no good, and for one of another kind of user. Errors
-// say nothing of the token.
-func (r *Reviewer) Review(ctx context.Context, token, audience string) (namespace, name string, ok bool, err error) {
-	answer, err := r.client.Resource(reviewResource).Create(ctx, &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
-		"spec": map[string]any{"token": token, "audiences": []any{audience}},
-	}}, metav1.CreateOptions{})
-	if err != nil {
-		return "", "", false, fmt.Errorf("review a token: %w", safe(err))
-	}
-	status, _, _ := unstructured.NestedMap(answer.Object, "status")
-	// An API server that does not know audiences names none, and would take any.
-	audiences, _, _ := unstructured.NestedStringSlice(status, "audiences")
-	if good, _ := status["authenticated"].(bool); !good || !slices.Contains(audiences, audience) {
-		return "", "", false, nil
-	}
-	user, _, _ := unstructured.NestedString(status, "user", "username")
-	namespace, name, ok = account(user)
-	return namespace, name, ok, nil
-}
-
-// safe is an error without what might repeat a request.
-func safe(err error) error {
-	if f := explain(err); f.refused {
-		return errors.New("the Kubernetes API does not allow it: grant the verb create on tokenreviews")
-	}
-	return errors.New("the Kubernetes API gave no answer")
-}
-
-// account reads the name of a ServiceAccount as a user.
-func account(user string) (namespace, name string, ok bool) {
-	rest, ok := strings.CutPrefix(user, "system:serviceaccount:")
-	if !ok {
-		return "", "", false
-	}
-	namespace, name, ok = strings.Cut(rest, ":")
-	return namespace, name, ok && namespace != "" && name != ""
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kinference/kinference/internal/apikey"
 	"github.com/kinference/kinference/internal/kube"
+	"github.com/kinference/kinference/internal/kube/review"
 )
 
 func secretObject(name string, labels map[string]any, entries map[string]string) *unstructured.Unstructured {
@@ -109,13 +110,19 @@ spec: { hostnames: [ keys.example.com ], poolRef: { name: default } }
 	}
 }
 
-// The API tells whose a token is, and takes none that was made for others.
-func testTokens(t *testing.T, c *cluster) {
-	ns := c.namespace(t, "tokens")
-	reviewer, err := kube.NewReviewer(c.config(t, "kinference-router"))
+func (c *cluster) reviewer(t *testing.T, account string) *review.Client {
+	t.Helper()
+	client, err := kube.Client(c.config(t, account))
 	if err != nil {
 		t.Fatal(err)
 	}
+	return review.New(client)
+}
+
+// The API tells whose a token is, and takes none that was made for others.
+func testTokens(t *testing.T, c *cluster) {
+	ns := c.namespace(t, "tokens")
+	reviewer := c.reviewer(t, "kinference-router")
 	accounts := c.admin.Resource(schema.GroupVersionResource{Version: "v1", Resource: "serviceaccounts"}).Namespace(ns)
 	account := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": map[string]any{"name": "frontend"}}}
 	if _, err := accounts.Create(t.Context(), account, metav1.CreateOptions{}); err != nil {
@@ -134,25 +141,22 @@ func testTokens(t *testing.T, c *cluster) {
 		return text
 	}
 	good := token("kinference")
-	namespace, name, ok, err := reviewer.Review(t.Context(), good, "kinference")
+	namespace, name, ok, err := reviewer.Account(t.Context(), good, "kinference")
 	if err != nil || !ok || namespace != ns || name != "frontend" {
 		t.Errorf("%s/%s, %v, %v", namespace, name, ok, err)
 	}
 	for what, bad := range map[string]string{"other audience": token("elsewhere"), "changed": good[:len(good)-4] + "AAAA", "nonsense": "a.b.c"} {
-		if _, _, ok, err := reviewer.Review(t.Context(), bad, "kinference"); ok || err != nil {
+		if _, _, ok, err := reviewer.Account(t.Context(), bad, "kinference"); ok || err != nil {
 			t.Errorf("%s: %v, %v", what, ok, err)
 		}
 	}
-	nobody, err := kube.NewReviewer(c.config(t, "no-rights"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, _, ok, err := nobody.Review(t.Context(), good, "kinference"); ok || err == nil || strings.Contains(err.Error(), good) || !strings.Contains(err.Error(), "tokenreviews") {
+	nobody := c.reviewer(t, "no-rights")
+	if _, _, ok, err := nobody.Account(t.Context(), good, "kinference"); ok || err == nil || strings.Contains(err.Error(), good) || !strings.Contains(err.Error(), "tokenreviews") {
 		t.Errorf("without the right: %v, %v", ok, err)
 	}
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, _, ok, err := reviewer.Review(gone, good, "kinference"); ok || err == nil || strings.Contains(err.Error(), good) {
+	if _, _, ok, err := reviewer.Account(gone, good, "kinference"); ok || err == nil || strings.Contains(err.Error(), good) {
 		t.Errorf("without an answer: %v, %v", ok, err)
 	}
 }

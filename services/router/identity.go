@@ -28,7 +28,7 @@ func (s *server) ReviewToken(ctx context.Context, req *routerv1.ReviewTokenReque
 	}
 	ctx, cancel := context.WithTimeout(ctx, reviewTime)
 	defer cancel()
-	namespace, name, ok, err := s.reviewer.Review(ctx, req.GetToken(), req.GetAudience())
+	namespace, name, ok, err := s.reviewer.Account(ctx, req.GetToken(), req.GetAudience())
 	if err != nil {
 		s.log.Warn("token of a ServiceAccount was not reviewed", "err", err)
 		return nil, rpc.Error(connect.CodeUnavailable, "the Kubernetes API did not answer", retryDelay)

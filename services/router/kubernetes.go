@@ -15,6 +15,7 @@ import (
 	"github.com/kinference/kinference/api/v1alpha1"
 	"github.com/kinference/kinference/internal/kube"
 	"github.com/kinference/kinference/internal/kube/admission"
+	"github.com/kinference/kinference/internal/kube/review"
 	"github.com/kinference/kinference/internal/kube/status"
 	"github.com/kinference/kinference/internal/resources"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
@@ -31,9 +32,11 @@ func (s *server) kubernetes(ctx context.Context, g *errgroup.Group) error {
 	if err != nil {
 		return fmt.Errorf("make a client of the Kubernetes API: %w", err)
 	}
-	if s.reviewer, err = kube.NewReviewer(config); err != nil {
-		return err
+	asking, err := kube.Client(config)
+	if err != nil {
+		return fmt.Errorf("make a client of the Kubernetes API: %w", err)
 	}
+	s.reviewer = review.New(asking)
 	source := kube.NewSource(kube.Settings{Client: reading, Namespaces: list(s.Namespaces), Served: s.served, Ended: s.fleet.Ended, Log: s.log},
 		func(c *resources.Catalog, ps resources.Problems) { s.apply(ctx, c, ps) })
 	g.Go(func() error { return source.Run(ctx) })

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kinference/kinference/internal/daemon"
-	"github.com/kinference/kinference/internal/kube"
+	"github.com/kinference/kinference/internal/kube/review"
 	"github.com/kinference/kinference/internal/resources"
 	"github.com/kinference/kinference/internal/rpc"
 	"github.com/kinference/kinference/internal/schedule"
@@ -48,7 +48,7 @@ type server struct {
 	cached    *parity.Cached
 	catalog   *catalog.Publisher
 	tracker   kvtrackerv1connect.KVTrackerServiceClient // nil: none
-	reviewer  *kube.Reviewer                            // of ServiceAccounts; nil: the Kubernetes API is not used
+	reviewer  *review.Client                            // of ServiceAccounts; nil: the Kubernetes API is not used
 
 	mu        sync.Mutex
 	resources *resources.Catalog // newest good one; nil before it
