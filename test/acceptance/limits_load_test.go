@@ -63,11 +63,16 @@ func (p *killable) kill() {
 	})
 }
 
+// clusterBinaries builds what startCluster runs.
+func clusterBinaries(t *testing.T) string {
+	t.Helper()
+	return build(t, "services/ingress/cmd/ingress", "services/router/cmd/router", "services/limiter/cmd/limiter")
+}
+
 // startCluster runs n ingress processes with more flags.
-func startCluster(t *testing.T, n int, scale float64, tenants string, flags ...string) *cluster {
+func startCluster(t *testing.T, bin string, n int, scale float64, tenants string, flags ...string) *cluster {
 	t.Helper()
 	redis := testenv.Redis(t)
-	bin := build(t, "services/ingress/cmd/ingress", "services/router/cmd/router", "services/limiter/cmd/limiter")
 	w, err := fleetsim.Start(t.Context(), fleetsim.Config{Name: "w0", TimeScale: scale, Model: modelName, EventsPort: fleetsim.Off})
 	if err != nil {
 		t.Fatal(err)
@@ -145,9 +150,10 @@ func loadTime(t *testing.T, short time.Duration) time.Duration {
 func TestManyClientsOneBucket(t *testing.T) {
 	const perSecond, bucket, each = 1000, 10_000, 20
 	tenants := tenantFile("", fmt.Sprintf("  limits: [ { name: tpm, tokens: { total: %d }, window: 1m, burst: %ds, onUnavailable: Deny } ]\n", perSecond*60, bucket/perSecond))
+	bin := clusterBinaries(t)
 	for _, leases := range []bool{false, true} {
 		t.Run(fmt.Sprint("leases=", leases), func(t *testing.T) {
-			c := startCluster(t, 4, 100, tenants, fmt.Sprint("--limit-no-leases=", !leases), "--limiter-timeout", "5s")
+			c := startCluster(t, bin, 4, 100, tenants, fmt.Sprint("--limit-no-leases=", !leases), "--limiter-timeout", "5s")
 			probe := completion(each/2, each/2, "")
 			for _, p := range c.ingress {
 				c.eventually("ingress serves", func() bool {
@@ -203,7 +209,7 @@ func TestManyClientsOneBucket(t *testing.T) {
 // The death of an ingress frees all that its requests held within the time to live
 // of reservations, at the other ones.
 func TestIngressCrashFreesReservations(t *testing.T) {
-	c := startCluster(t, 2, 1, tenantFile("", "  limits: [ { name: streams, concurrency: 2 }, { name: day, tokens: { total: 10000 }, calendar: { period: Day } } ]\n"), "--limit-ttl", "2s", "--limit-lease-ttl", "1s")
+	c := startCluster(t, clusterBinaries(t), 2, 1, tenantFile("", "  limits: [ { name: streams, concurrency: 2 }, { name: day, tokens: { total: 10000 }, calendar: { period: Day } } ]\n"), "--limit-ttl", "2s", "--limit-lease-ttl", "1s")
 	a, b := c.ingress[0], c.ingress[1]
 	for _, p := range c.ingress {
 		c.eventually("ingress serves", func() bool {
@@ -269,7 +275,7 @@ metadata: { name: %[1]s, namespace: test }
 spec: { limits: [ { name: day, tokens: { total: 100000000 }, calendar: { period: Day }, onUnavailable: %[2]s } ] }
 `, mode, strings.ToUpper(mode[:1])+mode[1:])
 	}
-	c := startCluster(t, 1, 100, files.String(), "--limit-no-leases")
+	c := startCluster(t, clusterBinaries(t), 1, 100, files.String(), "--limit-no-leases")
 	body := completion(10, 10, "")
 	var mu sync.Mutex
 	tokens := map[string]int64{}
@@ -403,8 +409,9 @@ metadata: { name: free, namespace: test }
 	if os.Getenv("KINFERENCE_LIMITS_LOAD") != "" {
 		n = 5000
 	}
+	bin := clusterBinaries(t)
 	for _, leases := range []bool{true, false} {
-		c := startCluster(t, 1, 1000, files, fmt.Sprint("--limit-no-leases=", !leases))
+		c := startCluster(t, bin, 1, 1000, files, fmt.Sprint("--limit-no-leases=", !leases))
 		url := c.ingress[0].url
 		for _, path := range []string{"", "/free"} {
 			c.eventually("ingress serves", func() bool {
