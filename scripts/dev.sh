@@ -17,7 +17,7 @@ Three simulated workers (no GPU) and Kinference in front of them; Ctrl-C ends bo
 
   curl -i http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \
     -d '{"model": "Qwen/Qwen3.6-27B", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20, "stream": true}'
-  bin/kinfctl explain REQUEST_ID    # of the answer's x-request-id
+  bin/kinfctl explain REQUEST_ID    # of the answer's x-request-id, after the export line that follows
 
 END
 bin/kinference serve --config "$conf" --log-level warn "$@"

@@ -41,6 +41,8 @@ type env struct {
 	admin   adminv1connect.AdminServiceClient
 	client  *http.Client
 	log     *syncBuffer
+
+	adminTokens string // file
 }
 
 // settings of an env; the zero value is three quick workers.
@@ -52,6 +54,8 @@ type settings struct {
 	policy  string
 	data    string // JetStream's folder
 	spans   daemon.SpanExporter
+
+	adminTokens, adminAudit string // files
 }
 
 // start brings everything up and waits until a request can be answered with
@@ -64,7 +68,7 @@ func start(t *testing.T, s settings) *env {
 	if s.scale == 0 {
 		s.scale = 50
 	}
-	e := &env{t: t, dir: t.TempDir(), log: &syncBuffer{}}
+	e := &env{t: t, dir: t.TempDir(), log: &syncBuffer{}, adminTokens: s.adminTokens}
 	for i := range s.workers {
 		cfg := fleetsim.Config{
 			Name: fmt.Sprintf("w%d", i), Profile: engine.L40SPlain16, TimeScale: s.scale, Seed: int64(i + 1),
@@ -81,7 +85,7 @@ func start(t *testing.T, s settings) *env {
 		e.workers = append(e.workers, w)
 	}
 	e.write("fleet.yaml", e.workerSet(s.set))
-	st, err := stack.Start(t.Context(), stack.Options{ConfigDir: e.dir, DataDir: s.data, Policy: s.policy, Seed: 1, TimeScale: s.scale, Output: e.log, DrainTimeout: 5 * time.Second, Spans: s.spans})
+	st, err := stack.Start(t.Context(), stack.Options{ConfigDir: e.dir, DataDir: s.data, Policy: s.policy, Seed: 1, TimeScale: s.scale, Output: e.log, DrainTimeout: 5 * time.Second, Spans: s.spans, AdminTokens: s.adminTokens, AdminAudit: s.adminAudit})
 	if err != nil {
 		t.Fatalf("start stack: %v", err)
 	}

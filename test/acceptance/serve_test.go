@@ -110,11 +110,11 @@ func TestServeInFrontOfExistingWorkers(t *testing.T) {
 	}
 
 	addr, admin := freeAddr(t), freeAddr(t)
-	serve := run(t, filepath.Join(bin, "kinference"), "serve", "--config", conf, "--listen", addr, "--admin-listen", admin, "--router-listen", "127.0.0.1:0")
-	routerURL := ""
-	for lines := bufio.NewScanner(serve.stdout); routerURL == "" && lines.Scan(); {
-		if f := strings.Fields(lines.Text()); len(f) == 2 && f[0] == "router" {
-			routerURL = f[1]
+	serve := run(t, filepath.Join(bin, "kinference"), "serve", "--config", conf, "--listen", addr, "--admin-listen", admin, "--router-listen", "127.0.0.1:0", "--admin-api-listen", "127.0.0.1:0")
+	var forKinfctl []string // what serve says to export
+	for lines := bufio.NewScanner(serve.stdout); forKinfctl == nil && lines.Scan(); {
+		if f := strings.Fields(lines.Text()); len(f) == 3 && f[0] == "export" {
+			forKinfctl = f[1:]
 		}
 	}
 	client := &http.Client{}
@@ -152,7 +152,9 @@ func TestServeInFrontOfExistingWorkers(t *testing.T) {
 				id = strings.TrimSpace(v)
 			}
 		}
-		why, err := exec.CommandContext(t.Context(), filepath.Join(bin, "kinfctl"), "explain", id, "--router", routerURL).CombinedOutput()
+		kinfctl := exec.CommandContext(t.Context(), filepath.Join(bin, "kinfctl"), "explain", id)
+		kinfctl.Env = append(os.Environ(), forKinfctl...)
+		why, err := kinfctl.CombinedOutput()
 		if err != nil || !bytes.Contains(why, []byte("predicted")) {
 			t.Errorf("kinfctl explain %s: %v\n%s", id, err, why)
 		}
