@@ -3,6 +3,7 @@ package ingress_test
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -17,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/kinference/kinference/internal/apikey"
 	"github.com/kinference/kinference/internal/rpc"
 	limiterv1 "github.com/kinference/kinference/proto/gen/kinference/limiter/v1"
 	"github.com/kinference/kinference/proto/gen/kinference/limiter/v1/limiterv1connect"
@@ -603,5 +605,110 @@ func TestLimiterHangs(t *testing.T) {
 			}
 			resume()
 		})
+	}
+}
+
+// A budget of money is charged the price of what answered, with the discount for
+// cached tokens, and is reserved at the dearest price of those that may answer.
+func TestCostLimit(t *testing.T) {
+	budget := &routerv1.Limit{Name: "budget", Per: []routerv1.LimitScope{routerv1.LimitScope_LIMIT_SCOPE_TENANT}, Quantity: &routerv1.Limit_Cost{Cost: &routerv1.CostLimit{AmountMicros: 1000, Currency: "USD"}},
+		Calendar: &routerv1.Calendar{Period: routerv1.CalendarPeriod_CALENDAR_PERIOD_MONTH, TimeZone: "Europe/Berlin"}}
+	e := startLimited(t, func(_ *ingress.Config, c *routerv1.Catalog) {
+		c.Prices = []*routerv1.Price{
+			{Backend: "ns/cloud", Model: "vendor/m", Currency: "USD", Input: "2", CachedInput: "0.5", Output: "10", Version: "v", Names: []string{"chat"}},
+			{Backend: "ns/dear", Model: "vendor/m", Currency: "USD", Input: "4", Output: "20", Version: "v", Names: []string{"chat"}},
+			{Backend: "ns/yen", Model: "vendor/m", Currency: "JPY", Input: "4000", Output: "2000", Version: "v", Names: []string{"chat"}},
+		}
+	}, budget)
+	w := newWorker(t, "provider ns/cloud", refuses(200, usageText(8, 6, 3)))
+	e.router.set(func(*routerv1.RouteRequest) (*routerv1.RouteResponse, error) {
+		return &routerv1.RouteResponse{Endpoints: []*routerv1.Endpoint{{Worker: w.name, Url: w.url, Provider: "ns/cloud", UpstreamModel: "vendor/m"}}}, nil
+	})
+	ask := func(output int) (*http.Response, string) {
+		return e.post(textPath, fmt.Sprintf(`{"model":"chat","prompt":[1,2,3,4,5,6,7,8],"max_tokens":%d}`, output))
+	}
+	if resp, text := ask(5); resp.StatusCode != 200 {
+		t.Fatalf("%d %s", resp.StatusCode, text)
+	}
+	// In billionths: 2×2 + 6×0.5 + 3×10 millionths.
+	if d := cmp.Diff([]string{"commit per=1000000000=37000"}, e.limiter.end(1)); d != "" {
+		t.Error(d)
+	}
+	// 8×4 + 5×20 millionths.
+	if got := e.limiter.asked[0].GetCharges()[0].GetAmount(); got != 132_000 {
+		t.Errorf("reserved %d", got)
+	}
+	resp, text := ask(60)
+	if kind, _, code := parseError(t, text); resp.StatusCode != 429 || kind != "insufficient_quota" || code != "insufficient_quota" || resp.Header.Get("X-Should-Retry") != "false" || !strings.Contains(text, "limit 0.001 USD") {
+		t.Errorf("%d %s %v", resp.StatusCode, text, resp.Header)
+	}
+}
+
+// Limits of users and keys go by the credential, never by what the request says
+// of itself: vllm-project/aibrix#859, opendatahub-io/models-as-a-service#1365.
+func TestLimitsGoByTheCredential(t *testing.T) {
+	perUser := perMinute("user", requestCount(2))
+	perUser.Per = []routerv1.LimitScope{routerv1.LimitScope_LIMIT_SCOPE_USER}
+	perKey := perMinute("key", requestCount(100))
+	perKey.Per = []routerv1.LimitScope{routerv1.LimitScope_LIMIT_SCOPE_KEY}
+	var keys, ids []string
+	e := startLimited(t, func(_ *ingress.Config, c *routerv1.Catalog) {
+		c.Backends[0].ApiKeys = true
+		for _, user := range []string{"alice", "alice", "bob"} {
+			key, id := apikey.New()
+			sum := apikey.Hash(key)
+			keys, ids = append(keys, key), append(ids, id)
+			c.Tenants[1].Keys = append(c.Tenants[1].Keys, &routerv1.Key{Id: id, Sha256: sum[:], User: user})
+		}
+	}, perUser, perKey)
+	e.router.routes(newWorker(t, "w", refuses(200, usageText(8, 0, 3))))
+	ask := func(key int, forged string) int {
+		resp, text := e.post(textPath, fmt.Sprintf(`{"model":"chat","prompt":[1],"max_tokens":5,"user":%q,"safety_identifier":%q}`, forged, forged),
+			"Authorization", "Bearer "+keys[key], "X-User-Id", forged, "X-Authz-User-Id", forged, "X-Maas-Username", forged, "X-Kinference-User", forged, "X-Kinference-Tenant", "ns/other", "Connection", "x-kinference-tenant")
+		if resp.StatusCode != 200 && resp.StatusCode != 429 {
+			t.Fatalf("%d %s", resp.StatusCode, text)
+		}
+		return resp.StatusCode
+	}
+	got := []int{ask(0, "carol"), ask(1, "dave"), ask(0, "erin"), ask(1, "bob"), ask(2, "alice")}
+	if d := cmp.Diff([]int{200, 200, 429, 429, 200}, got); d != "" {
+		t.Error(d)
+	}
+	e.limiter.end(3)
+	want := map[string]int64{"ns/team/user/user=alice": 2, "ns/team/user/user=bob": 1, "ns/team/key/key=" + ids[0]: 1, "ns/team/key/key=" + ids[1]: 1, "ns/team/key/key=" + ids[2]: 1}
+	e.limiter.mu.Lock()
+	defer e.limiter.mu.Unlock()
+	if d := cmp.Diff(want, e.limiter.levels); d != "" {
+		t.Error(d)
+	}
+}
+
+// A client that repeats its request id is a new request each time: for the limiter
+// a repeated id is the same reservation.
+func TestRepeatedRequestID(t *testing.T) {
+	e := startLimited(t, nil, perMinute("rpm", requestCount(2)))
+	e.router.routes(newWorker(t, "w", refuses(200, usageText(8, 0, 3))))
+	var got []int
+	for range 3 {
+		resp, _ := e.post(chatPath, chatRequest(false, ""), "X-Request-Id", "the-same")
+		got = append(got, resp.StatusCode)
+	}
+	if d := cmp.Diff([]int{200, 200, 429}, got); d != "" {
+		t.Error(d)
+	}
+}
+
+// A request that policies reject is not tried again by SDKs, and holds nothing.
+func TestPolicyRejectHoldsNothing(t *testing.T) {
+	e := startLimited(t, nil, allSorts()...)
+	e.router.set(func(*routerv1.RouteRequest) (*routerv1.RouteResponse, error) {
+		return nil, connect.NewError(connect.CodePermissionDenied, errors.New("rejected"))
+	})
+	resp, text := e.post(chatPath, chatRequest(false, ""))
+	if resp.StatusCode != 403 || resp.Header.Get("X-Should-Retry") != "false" {
+		t.Errorf("%d %s %v", resp.StatusCode, text, resp.Header)
+	}
+	if d := cmp.Diff([]string{"release"}, e.limiter.end(1)); d != "" {
+		t.Error(d)
 	}
 }
