@@ -1,20 +1,23 @@
 -- All that the limiter does in Redis, as one script: see redis.go for the keys.
 -- The first argument names the call, the second is the prefix of all keys of the
--- organisation. Keys that a record names are of the same organisation, so of the
--- same slot. All numbers are integers below 2^53, which doubles hold exactly.
+-- organisation, the third a list of all numbers (MessagePack), then come ids. Keys
+-- that a record names are of the same organisation, so of the same slot. All
+-- numbers are integers below 2^53, which doubles hold exactly.
 local call = redis.call
 local P = ARGV[2]
+local A = cmsgpack.unpack(ARGV[3])
 local X = KEYS[1] -- expiries: record -> time
 local clock = call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 
 local EXACT = 9007199254740992 -- 2^53
-local REMEMBERED, LONGEST = ARGV[3], tonumber(ARGV[4]) -- ms
-local SWEEP, SHARE, LOW = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
+local REMEMBERED, LONGEST, SWEEP, SHARE, LOW = A[1], A[2], A[3], A[4], A[5] -- the first two in ms
 local LEASED = 61000 -- ms, more than a lease lasts
-local FIRST = 8 -- of the call's own arguments
+local FIRST = 6 -- of the call's own numbers
+local format, sub, pack, unpack_ = string.format, string.sub, struct.pack, struct.unpack
 
-local function str(n) return string.format('%.0f', n) end
+-- Numbers as Redis reads them: its own conversion may write 1e+15.
+local function str(n) return format('%d', n) end
 
 -- floor((a*b + r) / c) and what is left; a <= 2^50, b < c <= 2^42, r < c.
 local function muldiv(a, b, c, r)
@@ -39,13 +42,12 @@ local function muldiv(a, b, c, r)
   return q, rest
 end
 
--- A bucket is "used time credit leased".
+-- A bucket is four doubles: used, time, credit, leased.
 local function parse(v)
   if not v then
     return 0, 0, 0, 0
   end
-  local u, t, c, l = string.match(v, '^(%d+) (%d+) (%d+) (%d+)$')
-  return tonumber(u), tonumber(t), tonumber(c), tonumber(l)
+  return unpack_('<dddd', v)
 end
 
 -- What is used now, the credit, and the time of both.
@@ -79,7 +81,7 @@ local function write(key, used, t, credit, leased, rate, period, keep)
   if rate > 0 then
     ttl = math.min(math.ceil(used / rate * period / 1000 * 1.001) + ttl, LONGEST)
   end
-  call('SET', key, str(used) .. ' ' .. str(t) .. ' ' .. str(credit) .. ' ' .. str(leased), 'PX', str(ttl))
+  call('SET', key, pack('<dddd', used, t, credit, leased), 'PX', str(ttl))
 end
 
 -- Gives an amount of a bucket back. Decay and this commute, so it needs no rate.
@@ -87,7 +89,7 @@ local function give_back(key, amount, leased)
   local v = call('GET', key)
   if v then
     local u, t, c, l = parse(v)
-    call('SET', key, str(math.max(u - amount, 0)) .. ' ' .. str(t) .. ' ' .. str(c) .. ' ' .. str(math.max(l - leased, 0)), 'KEEPTTL')
+    call('SET', key, pack('<dddd', math.max(u - amount, 0), t, c, math.max(l - leased, 0)), 'KEEPTTL')
   end
 end
 
@@ -99,7 +101,7 @@ end
 
 local function release(rec, id)
   for amount, key in entries(rec) do
-    if string.sub(key, 1, 2) == 'c:' then
+    if sub(key, 1, 2) == 'c:' then
       call('ZREM', P .. key, id)
     else
       give_back(P .. key, tonumber(amount), 0)
@@ -111,9 +113,9 @@ local function sweep()
   local due = call('ZRANGEBYSCORE', X, '-inf', str(now), 'LIMIT', 0, SWEEP)
   for _, name in ipairs(due) do
     local rec = call('GET', P .. name)
-    local kind = rec and string.sub(rec, 1, 1)
+    local kind = rec and sub(rec, 1, 1)
     if kind == 'r' then
-      release(rec, string.sub(name, 3))
+      release(rec, sub(name, 3))
       call('DEL', P .. name)
     elseif kind == 'l' then
       local sequence, held, key = string.match(rec, '^l (%d+) (%d+) (.+)$')
@@ -125,21 +127,22 @@ local function sweep()
   end
 end
 
--- Reads n buckets whose keys are KEYS[k], KEYS[k+step], ... and whose
--- specifications begin at ARGV[a]: kind, capacity, rate, period (us), debt, keep
--- (ms), shadow, and what the call adds, `width` in all.
-local function load(n, k, step, a, width)
+-- Reads a record (unless k is 0) and n buckets whose keys are KEYS[k], KEYS[k+step],
+-- ... and whose specifications begin at A[a]: whether it is a set, capacity, rate,
+-- period (us), debt, keep (ms), whether it is a shadow, and what the call adds,
+-- `width` in all.
+local function load(n, k, step, a, width, record)
   local keys = {}
   for i = 1, n do
     keys[i] = KEYS[k + (i - 1) * step]
   end
+  keys[n + 1] = record
   -- A set reads as false here.
-  local values = n > 0 and call('MGET', unpack(keys)) or {}
+  local values = call('MGET', unpack(keys))
   local out = {}
   for i = 1, n do
-    local b = {key = keys[i], set = ARGV[a] == 'c', capacity = tonumber(ARGV[a + 1]), rate = tonumber(ARGV[a + 2]),
-      period = tonumber(ARGV[a + 3]), debt = tonumber(ARGV[a + 4]), keep = tonumber(ARGV[a + 5]), shadow = ARGV[a + 6] == '1',
-      first = 0, refused = 0, leased = 0, credit = 0}
+    local b = {key = keys[i], set = A[a] == 1, capacity = A[a + 1], rate = A[a + 2], period = A[a + 3], debt = A[a + 4],
+      keep = A[a + 5], shadow = A[a + 6] == 1, first = 0, refused = 0, leased = 0, credit = 0}
     if b.set then
       call('ZREMRANGEBYSCORE', b.key, '-inf', str(now))
       b.used = call('ZCARD', b.key)
@@ -154,7 +157,7 @@ local function load(n, k, step, a, width)
     out[i] = b
     a = a + width
   end
-  return out
+  return out, values[n + 1]
 end
 
 local function save(b)
@@ -173,21 +176,21 @@ local function answer(outcome, buckets)
   return out
 end
 
-local WIDTH = 8 -- arguments of a charge: the specification and an amount
+local WIDTH = 8 -- numbers of a charge: the specification and an amount
 
--- KEYS: expiries, record, buckets. ARGV: id, ttl (us), ms to remember, charges.
+-- KEYS: expiries, record, buckets. Numbers: ttl (us), ms to remember, charges.
+-- Then the id.
 local function reserve()
-  local id, ttl, retain = ARGV[FIRST], tonumber(ARGV[FIRST + 1]), ARGV[FIRST + 2]
+  local id, ttl, retain = ARGV[4], A[FIRST], A[FIRST + 1]
   sweep()
-  local n, a = #KEYS - 2, FIRST + 3
-  local buckets = load(n, 3, 1, a, WIDTH)
-  local rec = call('GET', KEYS[2])
+  local n, a = #KEYS - 2, FIRST + 2
+  local buckets, rec = load(n, 3, 1, a, WIDTH, KEYS[2])
   if rec then
     return answer(rec == 's' and 3 or 2, buckets)
   end
   local granted = 1
   for i, b in ipairs(buckets) do
-    b.amount = tonumber(ARGV[a + i * WIDTH - 1])
+    b.amount = A[a + i * WIDTH - 1]
     if b.capacity - b.used < math.max(b.amount, 1) then
       b.refused = 1
       if not b.shadow then
@@ -198,11 +201,11 @@ local function reserve()
   if granted == 0 then
     return answer(0, buckets)
   end
-  local record = {'r ' .. retain}
+  local record = {'r ' .. str(retain)}
   local expires = str(now + ttl)
   for _, b in ipairs(buckets) do
     if b.refused == 0 then
-      record[#record + 1] = str(b.amount) .. ' ' .. string.sub(b.key, #P + 1)
+      record[#record + 1] = str(b.amount) .. ' ' .. sub(b.key, #P + 1)
       if b.set then
         call('ZADD', b.key, expires, id)
         call('PEXPIRE', b.key, str(LONGEST))
@@ -215,17 +218,16 @@ local function reserve()
     end
   end
   call('SET', KEYS[2], table.concat(record, '\n'), 'PX', str(math.ceil(ttl / 1000) + retain))
-  call('ZADD', X, expires, string.sub(KEYS[2], #P + 1))
+  call('ZADD', X, expires, sub(KEYS[2], #P + 1))
   call('PEXPIRE', X, str(LONGEST))
   return answer(1, buckets)
 end
 
--- KEYS and ARGV as reserve, without ttl and time to remember.
+-- As reserve, without ttl and time to remember.
 local function commit()
-  local id, a = ARGV[FIRST], FIRST + 1
+  local id, a = ARGV[4], FIRST
   sweep()
-  local buckets = load(#KEYS - 2, 3, 1, a, WIDTH)
-  local rec = call('GET', KEYS[2])
+  local buckets, rec = load(#KEYS - 2, 3, 1, a, WIDTH, KEYS[2])
   if rec == 's' then
     return answer(3, buckets)
   end
@@ -242,7 +244,7 @@ local function commit()
       b.first = first and tonumber(first) or 0
     elseif was or not (rec and b.shadow) then
       -- A shadow charge that did not fit stays uncharged.
-      local delta = tonumber(ARGV[a + i * WIDTH - 1]) - (was or 0)
+      local delta = A[a + i * WIDTH - 1] - (was or 0)
       if delta ~= 0 then
         b.used = math.max(math.min(b.used + delta, b.capacity + b.debt), 0)
         if b.used == 0 then
@@ -253,47 +255,47 @@ local function commit()
     end
   end
   for key, amount in pairs(reserved) do
-    if string.sub(key, #P + 1, #P + 2) == 'c:' then
+    if sub(key, #P + 1, #P + 2) == 'c:' then
       call('ZREM', key, id)
     else
       give_back(key, amount, 0)
     end
   end
-  call('SET', KEYS[2], 's', 'PX', REMEMBERED)
-  call('ZREM', X, string.sub(KEYS[2], #P + 1))
+  call('SET', KEYS[2], 's', 'PX', str(REMEMBERED))
+  call('ZREM', X, sub(KEYS[2], #P + 1))
   return answer(1, buckets)
 end
 
--- KEYS: expiries, record. ARGV: id.
+-- KEYS: expiries, record. Then the id.
 local function free()
   sweep()
   local rec = call('GET', KEYS[2])
   local had = 0
   if rec and rec ~= 's' then
-    release(rec, ARGV[FIRST])
-    call('ZREM', X, string.sub(KEYS[2], #P + 1))
+    release(rec, ARGV[4])
+    call('ZREM', X, sub(KEYS[2], #P + 1))
     had = 1
   end
   if rec ~= 's' then
-    call('SET', KEYS[2], 's', 'PX', REMEMBERED)
+    call('SET', KEYS[2], 's', 'PX', str(REMEMBERED))
   end
   return {now, had}
 end
 
--- KEYS: expiries, records. ARGV: ttl (us), ids.
+-- KEYS: expiries, records. Number: ttl (us). Then the ids.
 local function extend()
   sweep()
-  local ttl = tonumber(ARGV[FIRST])
+  local ttl = A[FIRST]
   local expires = str(now + ttl)
   local out = {now, 1}
   for i = 2, #KEYS do
-    local name, id = string.sub(KEYS[i], #P + 1), ARGV[FIRST + i - 1]
+    local name, id = sub(KEYS[i], #P + 1), ARGV[2 + i]
     local rec = call('GET', KEYS[i])
     local due = call('ZSCORE', X, name)
-    if rec and string.sub(rec, 1, 1) == 'r' and due and tonumber(due) > now then
+    if rec and sub(rec, 1, 1) == 'r' and due and tonumber(due) > now then
       call('ZADD', X, 'XX', expires, name)
       for _, key in entries(rec) do
-        if string.sub(key, 1, 2) == 'c:' then
+        if sub(key, 1, 2) == 'c:' then
           call('ZADD', P .. key, 'XX', expires, id)
         end
       end
@@ -306,24 +308,24 @@ local function extend()
   return out
 end
 
--- KEYS: expiries, buckets. ARGV: specifications.
+-- KEYS: expiries, buckets. Numbers: specifications, each with a 0.
 local function read()
   sweep()
   return answer(1, load(#KEYS - 1, 2, 1, FIRST, WIDTH))
 end
 
--- KEYS: expiries, then a record and a bucket for each share. ARGV: ttl (us), ms
+-- KEYS: expiries, then a record and a bucket for each share. Numbers: ttl (us), ms
 -- to remember, and for each share the specification, the most that may be
 -- leased, sequence, spent and want.
 local function lease()
   sweep()
-  local ttl, retain = tonumber(ARGV[FIRST]), tonumber(ARGV[FIRST + 1])
+  local ttl, retain = A[FIRST], A[FIRST + 1]
   local n, a, width = (#KEYS - 1) / 2, FIRST + 2, 11
   local out = {now, 1}
   local buckets = load(n, 3, 2, a, width)
   for i, b in ipairs(buckets) do
     local at = a + (i - 1) * width + 7
-    local most, sequence, spent, want = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
+    local most, sequence, spent, want = A[at], A[at + 1], A[at + 2], A[at + 3]
     local record = KEYS[i * 2]
     local rec = call('GET', record)
     local seen, held = string.match(rec or '', '^l (%d+) (%d+)')
@@ -351,8 +353,8 @@ local function lease()
         b.credit = 0
       end
       save(b)
-      local name = string.sub(record, #P + 1)
-      call('SET', record, 'l ' .. str(sequence) .. ' ' .. str(held) .. ' ' .. string.sub(b.key, #P + 1), 'PX', str(math.ceil(ttl / 1000) + retain))
+      local name = sub(record, #P + 1)
+      call('SET', record, 'l ' .. str(sequence) .. ' ' .. str(held) .. ' ' .. sub(b.key, #P + 1), 'PX', str(math.ceil(ttl / 1000) + retain))
       if held > 0 then
         call('ZADD', X, str(now + ttl), name)
       else
@@ -369,10 +371,10 @@ local function lease()
   return out
 end
 
--- KEYS: holders. ARGV: us a holder counts for, names.
+-- KEYS: holders. Number: us a holder counts for. Then names.
 local function holders()
-  for i = FIRST + 1, #ARGV do
-    call('ZADD', X, str(now + ARGV[FIRST]), ARGV[i])
+  for i = 4, #ARGV do
+    call('ZADD', X, str(now + A[FIRST]), ARGV[i])
   end
   call('ZREMRANGEBYSCORE', X, '-inf', str(now))
   call('PEXPIRE', X, str(LONGEST))

@@ -26,8 +26,10 @@ package redis
 import (
 	"context"
 	_ "embed"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -74,25 +76,32 @@ func unavailable(err error) error {
 
 // args of one call.
 type args struct {
-	prefix string
-	keys   []string
-	argv   []any
+	prefix  string
+	keys    []string
+	numbers []int64
+	ids     []any
 }
 
-var constants = []any{
+var constants = []int64{
 	store.Remembered.Milliseconds(), store.Longest.Milliseconds(), store.Sweep, store.LeaseDivisor, store.LowDivisor,
 }
 
-func start(call, org string, charges int) *args {
-	a := &args{prefix: "kinference:{" + org + "}:", keys: make([]string, 0, 2+2*charges), argv: make([]any, 0, 12+8*charges)}
+func start(org string, things int) *args {
+	a := &args{prefix: "kinference:{" + org + "}:", keys: make([]string, 0, 2+2*things), numbers: make([]int64, 0, 8+11*things)}
 	a.keys = append(a.keys, a.prefix+"x")
-	a.argv = append(append(a.argv, call, a.prefix), constants...)
+	a.numbers = append(a.numbers, constants...)
 	return a
 }
 
 func (a *args) key(kind, name string) { a.keys = append(a.keys, a.prefix+kind+name) }
 
-func (a *args) add(v ...any) { a.argv = append(a.argv, v...) }
+func (a *args) add(v ...int64) { a.numbers = append(a.numbers, v...) }
+
+// request adds the record of a request, and its id.
+func (a *args) request(id string) {
+	a.key("r:", id)
+	a.ids = append(a.ids, id)
+}
 
 func name(b *store.Bucket) (kind, key string) {
 	if b.Set {
@@ -103,17 +112,18 @@ func name(b *store.Bucket) (kind, key string) {
 
 // bucket adds a specification.
 func (a *args) bucket(b *store.Bucket, now time.Time) {
-	kind, keep, shadow := "b", time.Second, 0
-	switch {
-	case b.Set:
-		kind = "c"
-	case b.Rate == 0:
+	keep := time.Second
+	if b.Rate == 0 {
 		keep = b.Lifetime(now)
 	}
-	if b.Shadow {
-		shadow = 1
+	a.add(flag(b.Set), b.Capacity, b.Rate, b.Period.Microseconds(), b.MaxDebt, keep.Milliseconds(), flag(b.Shadow))
+}
+
+func flag(v bool) int64 {
+	if v {
+		return 1
 	}
-	a.add(kind, b.Capacity, b.Rate, b.Period.Microseconds(), b.MaxDebt, keep.Milliseconds(), shadow)
+	return 0
 }
 
 func (a *args) charges(cs []store.Charge, now time.Time) {
@@ -124,10 +134,28 @@ func (a *args) charges(cs []store.Charge, now time.Time) {
 	}
 }
 
+// pack writes numbers, none negative, as a list in MessagePack.
+func pack(numbers []int64) []byte {
+	out := make([]byte, 0, 3+9*len(numbers))
+	out = append(out, 0xdc) // array 16
+	out = binary.BigEndian.AppendUint16(out, uint16(len(numbers)))
+	for _, n := range numbers {
+		switch {
+		case n < 1<<7:
+			out = append(out, byte(n)) // positive fixint
+		case n < 1<<32:
+			out = binary.BigEndian.AppendUint32(append(out, 0xce), uint32(n)) // uint 32
+		default:
+			out = binary.BigEndian.AppendUint64(append(out, 0xcf), uint64(n)) // uint 64
+		}
+	}
+	return out
+}
+
 // run returns the script's answer without the clock and the outcome, of which
 // there are width numbers for each of n things.
-func (s *Store) run(ctx context.Context, a *args, n, width int) ([]int64, store.Result, error) {
-	out, err := script.Run(ctx, s.client, a.keys, a.argv...).Int64Slice()
+func (s *Store) run(ctx context.Context, call string, a *args, n, width int) ([]int64, store.Result, error) {
+	out, err := script.Run(ctx, s.client, a.keys, append([]any{call, a.prefix, pack(a.numbers)}, a.ids...)...).Int64Slice()
 	if err != nil {
 		return nil, store.Result{}, unavailable(err)
 	}
@@ -146,11 +174,11 @@ func states(out []int64, r *store.Result) {
 // Reserve charges all or nothing.
 func (s *Store) Reserve(ctx context.Context, org, id string, ttl time.Duration, charges []store.Charge) (store.Result, error) {
 	now := time.Now()
-	a := start("reserve", org, len(charges))
-	a.key("r:", id)
-	a.add(id, ttl.Microseconds(), store.Retention(now, buckets(charges)).Milliseconds())
+	a := start(org, len(charges))
+	a.request(id)
+	a.add(ttl.Microseconds(), store.Retention(now, buckets(charges)).Milliseconds())
 	a.charges(charges, now)
-	out, r, err := s.run(ctx, a, len(charges), 5)
+	out, r, err := s.run(ctx, "reserve", a, len(charges), 5)
 	states(out, &r)
 	return r, err
 }
@@ -167,33 +195,30 @@ func buckets(cs []store.Charge) func(func(*store.Bucket) bool) {
 
 // Commit settles.
 func (s *Store) Commit(ctx context.Context, org, id string, charges []store.Charge) (store.Result, error) {
-	a := start("commit", org, len(charges))
-	a.key("r:", id)
-	a.add(id)
+	a := start(org, len(charges))
+	a.request(id)
 	a.charges(charges, time.Now())
-	out, r, err := s.run(ctx, a, len(charges), 5)
+	out, r, err := s.run(ctx, "commit", a, len(charges), 5)
 	states(out, &r)
 	return r, err
 }
 
 // Release gives all back.
 func (s *Store) Release(ctx context.Context, org, id string) (store.Result, error) {
-	a := start("release", org, 0)
-	a.key("r:", id)
-	a.add(id)
-	_, r, err := s.run(ctx, a, 0, 0)
+	a := start(org, 0)
+	a.request(id)
+	_, r, err := s.run(ctx, "release", a, 0, 0)
 	return r, err
 }
 
 // Extend prolongs reservations.
 func (s *Store) Extend(ctx context.Context, org string, ids []string, ttl time.Duration) ([]string, store.Result, error) {
-	a := start("extend", org, 0)
+	a := start(org, 0)
 	a.add(ttl.Microseconds())
 	for _, id := range ids {
-		a.key("r:", id)
-		a.add(id)
+		a.request(id)
 	}
-	out, r, err := s.run(ctx, a, len(ids), 1)
+	out, r, err := s.run(ctx, "extend", a, len(ids), 1)
 	var unknown []string
 	for i, ok := range out {
 		if ok == 0 {
@@ -205,14 +230,14 @@ func (s *Store) Extend(ctx context.Context, org string, ids []string, ttl time.D
 
 // Read looks at buckets.
 func (s *Store) Read(ctx context.Context, org string, buckets []store.Bucket) (store.Result, error) {
-	a := start("read", org, len(buckets))
+	a := start(org, len(buckets))
 	now := time.Now()
 	for i := range buckets {
 		a.key(name(&buckets[i]))
 		a.bucket(&buckets[i], now)
 		a.add(0)
 	}
-	out, r, err := s.run(ctx, a, len(buckets), 5)
+	out, r, err := s.run(ctx, "read", a, len(buckets), 5)
 	states(out, &r)
 	return r, err
 }
@@ -220,7 +245,7 @@ func (s *Store) Read(ctx context.Context, org string, buckets []store.Bucket) (s
 // Lease changes shares.
 func (s *Store) Lease(ctx context.Context, org, holder string, ttl time.Duration, shares []store.Share) ([]store.Grant, store.Result, error) {
 	now := time.Now()
-	a := start("lease", org, 2*len(shares))
+	a := start(org, 2*len(shares))
 	a.add(ttl.Microseconds(), store.Retention(now, func(yield func(*store.Bucket) bool) {
 		for i := range shares {
 			if !yield(&shares[i].Bucket) {
@@ -233,9 +258,9 @@ func (s *Store) Lease(ctx context.Context, org, holder string, ttl time.Duration
 		a.key("l:", holder+"/"+sh.Key)
 		a.key(name(&sh.Bucket))
 		a.bucket(&sh.Bucket, now)
-		a.add(sh.MaxLeased, sh.Sequence, sh.Spent, sh.Want)
+		a.add(sh.MaxLeased, int64(sh.Sequence), sh.Spent, sh.Want)
 	}
-	out, r, err := s.run(ctx, a, len(shares), 5)
+	out, r, err := s.run(ctx, "lease", a, len(shares), 5)
 	if err != nil {
 		return nil, r, err
 	}
@@ -249,13 +274,10 @@ func (s *Store) Lease(ctx context.Context, org, holder string, ttl time.Duration
 
 // Holders counts processes.
 func (s *Store) Holders(ctx context.Context, heard []string) (int, error) {
-	a := &args{keys: []string{"kinference:{holders}"}}
-	a.add("holders", "")
-	a.add(constants...)
-	a.add(store.HeardFor.Microseconds())
+	a := &args{keys: []string{"kinference:{holders}"}, numbers: append(slices.Clone(constants), store.HeardFor.Microseconds())}
 	for _, h := range heard {
-		a.add(h)
+		a.ids = append(a.ids, h)
 	}
-	_, r, err := s.run(ctx, a, 0, 0)
+	_, r, err := s.run(ctx, "holders", a, 0, 0)
 	return int(r.Outcome), err
 }
