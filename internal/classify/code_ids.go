@@ -132,7 +132,7 @@ func (s *scan) code(i int) int {
 					take(kindIBAN, "iban", 0.96)
 				case around(j+1).anyOf(ctxIBAN, ctxAccount):
 					take(kindIBAN, "iban-typo", 0.6)
-				default:
+				case digits >= 12 && (j == i || s.toks[i].len() == 4):
 					take(kindIBAN, "iban-typo", 0.4)
 				}
 			}
@@ -217,7 +217,7 @@ func (s *scan) mixed(i int, t *token) {
 			digits++
 		}
 	}
-	if digits >= 4 && len(w) >= 5 && len(w) <= 20 {
+	if digits >= 4 && len(w) >= 5 && len(w) <= 20 && (t.start == 0 || s.text[t.start-1] != '/') {
 		near := s.near(i, i+1)
 		switch {
 		case near.has(ctxPassport) && len(w) <= 12:
@@ -226,7 +226,7 @@ func (s *scan) mixed(i int, t *token) {
 			s.hit(kindLicence, "licence", 0.6, int(t.start), int(t.end))
 		case near.has(ctxMedical):
 			s.hit(kindMedical, "medical", 0.6, int(t.start), int(t.end))
-		case near.anyID() || near.has(ctxNationalID):
+		case (near.anyID() || near.has(ctxNationalID)) && digits >= 6:
 			s.hit(kindNationalID, "announced", 0.5, int(t.start), int(t.end))
 		case near.has(ctxAccount) && !near.has(ctxOther):
 			s.hit(kindAccount, "account", 0.5, int(t.start), int(t.end))
@@ -412,7 +412,7 @@ func (s *scan) ipv6(i int) {
 	s.lastIP = int32(b)
 	score := float32(0.75)
 	if addr.IsLoopback() || addr.IsPrivate() || addr.IsLinkLocalUnicast() || bytes.HasPrefix(w, []byte("2001:db8")) {
-		score = 0.42
+		score = 0.52
 	}
 	s.hit(kindIP, "ipv6", score, a, b)
 }

@@ -23,6 +23,7 @@ const (
 	ctxNumber // number, no., id: announces nothing in particular
 	ctxOther  // order, version, port, …: announces a number that is nobody's
 	ctxDate
+	ctxVersion // version, section: numbers with dots are no addresses
 	ctxIDs
 )
 
@@ -32,16 +33,16 @@ var contextWords = map[uint8]string{
 	ctxEmail: "email|mail|emails|mailto|courriel|correo|e-mail|epost|sahkoposti|ηλεκτρονικο|ταχυδρομειο|почта|posta elettronica|inbox|邮箱|メール",
 	ctxPhone: "phone|phones|telephone|tel|mobile|cell|cellphone|fax|call|calling|called|dial|whatsapp|ring|ext|extension|voicemail|hotline|landline|reachable|answering|msisdn|sms|telefon|telefonnummer|" +
 		"handy|rufnummer|mobil|telefono|movil|celular|telefone|telemovel|portable|cellulare|numero de telephone|puhelin|puhelinnumero|nummer|mobiel|gsm|telefoon|τηλεφωνο|τηλ|κινητο|телефон|тел|telefonu|cep|hp|phone number|reach me|" +
-		"text me|contact number|phonenumber|mobilenumber|ph|faks|telefone|pager|nummeret|电话|手机|電話",
+		"text me|contact number|office|mobi|phonenumber|mobilenumber|ph|faks|telefone|pager|nummeret|电话|手机|電話",
 	ctxCard: "card|cards|credit|debit|visa|mastercard|amex|discover|maestro|cc|ccn|pan|cvv|cvc|kreditkarte|karte|carte|tarjeta|carta|cartao|kort|karta|kartya|kreditkort|luottokortti|καρτα|карта|kredi|kart|creditcard|cardnumber|信用卡",
 	ctxIBAN: "iban|bic|swift|bankverbindung|konto iban",
-	ctxAccount: "account|acct|accounts|routing|sort code|sortcode|bank|bsb|konto|kontonummer|kontonr|compte|cuenta|conto|conta|rekening|rekeningnummer|rachunek|ucet|számla|szamla|λογαριασμος|счет|hesap|clabe|ifsc|" +
-		"customer|member|membership|policy|policyholder|client|subscriber|loan|beneficiary|accountnumber|deposit|wire|mitgliedsnummer|kundennummer|kundennr",
+	ctxAccount: "account|acct|accounts|routing|sort code|sortcode|bank account|bsb|konto|kontonummer|kontonr|compte|cuenta|conto|conta|rekening|rekeningnummer|rachunek|ucet|számla|szamla|λογαριασμος|счет|hesap|clabe|ifsc|" +
+		"customer number|customer id|member number|member id|membership number|policy number|policyholder|client number|client id|loan number|accountnumber|mitgliedsnummer|kundennummer|kundennr",
 	ctxNationalID: "national id|identity number|identification number|tax id|taxpayer|tin|identity|citizen|id number|id card|personal number|social security|social insurance|identity card|personalausweis|ausweis|ausweisnummer|cedula|dokument|" +
 		"identificacion|identite|identita|ταυτοτητα|ταυτοτητας|паспорт|удостоверение|kimlik|steuernummer|sozialversicherungsnummer|nationalid|taxid|身份证|身份證",
 	ctxPassport: "passport|passports|passport number|reisepass|passnummer|passeport|pasaporte|passaporto|passaporte|paspoort|pass|passi|paszport|utlevel|διαβατηριο|διαβατηριου|загранпаспорт|pasaport|pas|passportnumber|护照",
-	ctxLicence:  "licence|license|driver|drivers|driving|dl|fuhrerschein|fuhrerscheinnummer|permis|licencia|patente|carta conducao|rijbewijs|korkort|ajokortti|kierowcy|ehliyet|driverslicense|licensenumber|licenceplate|plate|numberplate|vin|kennzeichen|conducir|διπλωμα|права",
-	ctxMedical: "mrn|medical|patient|medicare|medicaid|health|insurance|chart|beneficiary id|npi|hospital|krankenkasse|versichertennummer|krankenversichertennummer|patientennummer|prescription|record number|medical record|patient id|dossier|" +
+	ctxLicence:  "licence|license|driver|drivers|driving|dl|fuhrerschein|fuhrerscheinnummer|permis|licencia|patente|carta conducao|rijbewijs|korkort|ajokortti|kierowcy|ehliyet|driverslicense|licensenumber|licenceplate|numberplate|vin|kennzeichen|conducir|διπλωμα|права|license plate|plate number",
+	ctxMedical: "mrn|medical|patient|medicare|medicaid|health insurance|insurance number|insurance id|health number|health card|beneficiary id|npi|hospital|krankenkasse|versichertennummer|krankenversichertennummer|patientennummer|prescription|record number|medical record|patient id|dossier|" +
 		"historia clinica|insuranceid|patientid|hicn|ehr|clinic",
 	ctxIP:      "ip|ipv4|ipv6|ip address|host|client_ip|remote|ipaddress|subnet|server",
 	ctxWallet:  "wallet|btc|bitcoin|eth|ethereum|crypto|ltc|litecoin|usdt|monero|xmr|solana|doge|tron|trx|blockchain|ripple|xrp|cardano|ada",
@@ -50,9 +51,10 @@ var contextWords = map[uint8]string{
 	ctxName:    "name|named|names|surname|lastname|firstname|fullname|first name|last name|full name|vorname|nachname|nom|prenom|nombre|apellido|apellidos|nome|cognome|sobrenome|naam|voornaam|achternaam|namn|efternamn|navn|nimi|imie|nazwisko|jmeno|prijmeni|nev|ονομα|επωνυμο|имя|фамилия|isim|soyad|ad soyad|姓名|名前|이름|customer name|holder|cardholder|signed",
 	ctxSecret:  "password|passwd|pwd|secret|token|api key|apikey|passphrase|credential|credentials|pin|passcode|passwort|kennwort|contrasena|motdepasse|clave|senha|wachtwoord|losenord|haslo|пароль|sifre|κωδικος",
 	ctxNumber:  "number|no|nr|num|id|numero|nummer|numer|cislo|ref|code|#|αριθμος|номер|numarasi|n",
-	ctxOther: "order|version|invoice|port|build|ticket|isbn|issn|doi|part|model|chapter|page|pages|line|lines|row|column|commit|revision|timestamp|epoch|seconds|ms|bytes|pixels|population|copies|sku|upc|error|pid|offset|size|" +
-		"length|bug|issue|case|article|section|figure|table|equals|sum|product|total|multiply|divided|calculate|compute|factor|integer|prime",
-	ctxDate: "date|on|since|datum|fecha|data",
+	ctxOther: "order|invoice|port|ticket|isbn|issn|doi|part|model|page|pages|line|lines|row|column|commit|timestamp|epoch|seconds|ms|bytes|pixels|population|copies|sku|upc|pid|offset|size|" +
+		"length|bug|issue|case|article|table|equals|sum|product|total|multiply|divided|calculate|compute|factor|integer|prime",
+	ctxDate:    "date|on|since|datum|fecha|data",
+	ctxVersion: "version|release|build|chapter|section|revision|firmware|ver|figure|upgrade|upgraded|versions",
 }
 
 // idContext announces national numbers by name; the rest by country.
@@ -138,14 +140,14 @@ func (l *lexicon) addContext() {
 			}
 		}
 	}
-	for _, ctx := range []uint8{ctxOther, ctxNumber, ctxDate, ctxName, ctxAddress, ctxSecret, ctxWallet, ctxIP, ctxMedical, ctxLicence, ctxPassport, ctxNationalID, ctxAccount, ctxIBAN, ctxCard, ctxPhone, ctxEmail, ctxBirth} {
+	for _, ctx := range []uint8{ctxOther, ctxVersion, ctxNumber, ctxDate, ctxName, ctxAddress, ctxSecret, ctxWallet, ctxIP, ctxMedical, ctxLicence, ctxPassport, ctxNationalID, ctxAccount, ctxIBAN, ctxCard, ctxPhone, ctxEmail, ctxBirth} {
 		add(ctx, contextWords[ctx])
 	}
 	for _, n := range idNames() {
 		for p := range strings.SplitSeq(idContext[n], "|") {
 			// A word that several kinds share keeps its general meaning.
 			if !strings.Contains(p, " ") {
-				if _, c := l.lookup(hashWord(p)); c != 0 && c != ctxOther && c != ctxNumber {
+				if _, c := l.lookup(hashWord(p)); c != 0 && c != ctxOther && c != ctxVersion && c != ctxNumber {
 					continue
 				}
 			}

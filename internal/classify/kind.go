@@ -54,7 +54,7 @@ type profile struct{ threshold [kinds]float32 }
 const tagThreshold = 0.5
 
 var profiles = map[string]*profile{
-	ProfileDefault: newProfile(0.5, map[kind]float32{kindPerson: 0.75, kindAddress: 0.6}),
+	ProfileDefault: newProfile(0.5, map[kind]float32{kindPerson: 0.75, kindAddress: 0.6, kindIP: 0.6}),
 	ProfileStrict:  newProfile(0.35, map[kind]float32{kindPerson: 0.5, kindAddress: 0.45, kindInjection: 0.4}),
 }
 

@@ -9,7 +9,7 @@ import (
 )
 
 // lexiconFile lists words with what they can be: f first name, l last name,
-// g place, s street, w common, W very common. services/classifier/train/lexicon.py
+// g place, s part of a street's name (not used), w common, W very common. services/classifier/train/lexicon.py
 // writes it and tells where the words come from.
 //
 //go:embed data/lexicon.txt.gz
@@ -72,8 +72,6 @@ func loadLexicon() (*lexicon, error) {
 				lex |= lexLast
 			case 'g':
 				lex |= lexPlace
-			case 's':
-				lex |= lexStreet
 			case 'w':
 				lex |= lexCommon
 			case 'W':

@@ -261,7 +261,7 @@ func (s *scan) numbers() {
 
 // date finds dates, which are birth dates if something says so.
 func (s *scan) date(r *run) bool {
-	if r.count != 3 || r.groups[0].sep != r.groups[1].sep {
+	if r.count < 3 || r.groups[0].sep != r.groups[1].sep {
 		return false
 	}
 	g, sep := r.groups[:3], r.groups[0].sep
@@ -283,9 +283,20 @@ func (s *scan) date(r *run) bool {
 	if !ok {
 		return false
 	}
-	near := s.near(g[0].tok, r.last)
+	// A time of day, or more of a stamp, may follow.
+	if r.count > 3 && r.groups[2].sep == sep {
+		return false
+	}
+	end := r.last
+	if r.count > 3 {
+		r.last = g[2].tok + 1
+		for r.last < end && s.toks[r.last].len() <= 3 {
+			r.last++
+		}
+	}
+	near := s.near(g[0].tok, g[2].tok+1)
 	if near.has(ctxBirth) {
-		s.hit(kindBirthDate, "date-of-birth", 0.8, int(g[0].start), int(s.toks[r.last-1].end))
+		s.hit(kindBirthDate, "date-of-birth", 0.8, int(g[0].start), int(s.toks[g[2].tok].end))
 	}
 	return true
 }
@@ -389,8 +400,17 @@ func (s *scan) read(r *run, i, j, at, n int, near *contexts, whole, singles bool
 		penalty = 0.25
 	}
 	other := float32(0)
-	if near.has(ctxOther) {
+	if near.anyOf(ctxOther, ctxVersion) {
 		other = 0.2
+	}
+	// What stands in a path is a key of something.
+	if at := int(r.groups[0].start); at > 0 && s.text[at-1] == '/' && r.count == 1 {
+		other += 0.2
+	}
+	// Another kind of number is announced.
+	rival := float32(0)
+	if near.anyOf(ctxPassport, ctxLicence, ctxMedical, ctxAccount) {
+		rival = 0.35
 	}
 	if sep == ',' && grouped {
 		penalty += 0.2
@@ -462,7 +482,7 @@ func (s *scan) read(r *run, i, j, at, n int, near *contexts, whole, singles bool
 					if sep == '-' {
 						score += 0.5
 					} else if sep != '/' {
-						score += 0.33
+						score += 0.22
 					}
 				case id.needsContext:
 					score += 0.15
@@ -474,6 +494,9 @@ func (s *scan) read(r *run, i, j, at, n int, near *contexts, whole, singles bool
 				score -= other
 				if epoch(d) {
 					score -= 0.2
+				}
+				if !near.has(ctxNationalID) && !(near.has(ctxMedical) && (id.name == "uk-nhs" || id.name == "au-medicare")) {
+					score -= rival
 				}
 			}
 			offer(kindNationalID, id.name, min(score+alone, 0.98)-penalty)
@@ -496,6 +519,18 @@ func epoch(d []byte) bool {
 func (s *scan) phone(r *run, d []byte, form string, sep byte, grouped, uniform bool, near *contexts, i int, penalty, alone, other float32, offer func(kind, string, float32)) {
 	n := len(d)
 	if n < 7 || n > 15 || same(d) {
+		return
+	}
+	slashes, dashes := 0, 0
+	for k := i; k < r.count; k++ {
+		switch r.groups[k].sep {
+		case '/':
+			slashes++
+		case '-', '.', ',':
+			dashes++
+		}
+	}
+	if slashes > 0 && slashes+dashes > 1 && !r.paren && d[0] != '0' {
 		return
 	}
 	announced := near.has(ctxPhone)
@@ -575,7 +610,11 @@ func (s *scan) phone(r *run, d []byte, form string, sep byte, grouped, uniform b
 	if !announced {
 		score -= other
 		if near.anyID() || near.anyOf(ctxCard, ctxAccount, ctxPassport, ctxLicence, ctxMedical, ctxIBAN) {
-			score -= 0.3
+			if score >= 0.7 {
+				score -= 0.15
+			} else {
+				score -= 0.3
+			}
 		}
 		if epoch(d) && !grouped {
 			score -= 0.2
@@ -629,15 +668,15 @@ func (s *scan) ipv4(r *run) bool {
 	switch {
 	case oct[0] == 10, oct[0] == 127, oct[0] == 0, oct[0] == 192 && oct[1] == 168, oct[0] == 172 && oct[1]&0xf0 == 16, oct[0] == 255, oct[0] == 169 && oct[1] == 254,
 		oct[0] == 192 && oct[1] == 0 && oct[2] == 2, oct[0] == 198 && oct[1] == 51 && oct[2] == 100, oct[0] == 203 && oct[1] == 0 && oct[2] == 113:
-		score = 0.42
+		score = 0.52 // of nobody, or of a network of one's own
 	case oct[0] < 10 && oct[1] < 20 && oct[2] < 30 && !near.has(ctxIP):
 		score = 0.4 // rather a version, or a section
 	}
-	if near.has(ctxOther) || start > 0 && s.text[start-1]|0x20 == 'v' {
-		score -= 0.3
+	if near.has(ctxVersion) || start > 0 && s.text[start-1]|0x20 == 'v' {
+		score -= 0.4
 	}
 	if near.has(ctxIP) {
-		score += 0.1
+		score += 0.05
 	}
 	s.hit(kindIP, "ipv4", score, start, end)
 	return true
@@ -645,6 +684,14 @@ func (s *scan) ipv4(r *run) bool {
 
 // announced reports numbers that only words make personal.
 func (s *scan) announced(r *run, near *contexts, total int) {
+	for k := range r.count - 1 {
+		if g := r.groups[k].sep; g == ',' || g == '.' || g == '/' || g != r.groups[0].sep {
+			return
+		}
+	}
+	if at := int(r.groups[0].start); at > 0 && s.text[at-1] == '/' {
+		return
+	}
 	start, end := int(r.groups[0].start), int(r.groups[r.count-1].start)+int(r.groups[r.count-1].n)
 	s.byContext(near, start, end, total, r.count)
 }

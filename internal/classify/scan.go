@@ -85,7 +85,7 @@ type scan struct {
 func (s *scan) part(text string, role Role, custom *Custom) *partResult {
 	s.res = &partResult{}
 	s.custom, s.role, s.outer, s.cuts, s.limited = custom, role, nil, nil, false
-	s.short = len(text) <= shortPart
+	s.short = len(text) <= shortPart && mostlyDigits(text)
 	s.skip = 0
 	for from := 0; ; {
 		if from > 0 && s.ctx != nil && s.ctx.Err() != nil {
@@ -112,6 +112,20 @@ func (s *scan) part(text string, role Role, custom *Custom) *partResult {
 	clear(s.queue)
 	s.queue = s.queue[:0]
 	return res
+}
+
+// mostlyDigits reports whether digits are two fifths of what is not space.
+func mostlyDigits(text string) bool {
+	digits, rest := 0, 0
+	for i := range len(text) {
+		switch b := text[i]; {
+		case b >= '0' && b <= '9':
+			digits++
+		case b > ' ':
+			rest++
+		}
+	}
+	return digits*3 >= rest*2 && digits > 0
 }
 
 // cutBefore finds a place at or before n where no word is torn apart.
