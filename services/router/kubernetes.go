@@ -36,7 +36,7 @@ func (s *server) kubernetes(ctx context.Context, g *errgroup.Group) error {
 	if err != nil {
 		return fmt.Errorf("make a client of the Kubernetes API: %w", err)
 	}
-	s.reviewer = review.New(asking)
+	s.reviewer, s.keys = review.New(asking), &kube.KeySecrets{Client: asking}
 	source := kube.NewSource(kube.Settings{Client: reading, Namespaces: list(s.Namespaces), Served: s.served, Ended: s.fleet.Ended, Log: s.log},
 		func(c *resources.Catalog, ps resources.Problems) { s.apply(ctx, c, ps) })
 	g.Go(func() error { return source.Run(ctx) })

@@ -48,6 +48,7 @@ type server struct {
 	cached    *parity.Cached
 	catalog   *catalog.Publisher
 	tracker   kvtrackerv1connect.KVTrackerServiceClient // nil: none
+	keys      resources.KeyWriter                       // of API keys
 	reviewer  *review.Client                            // of ServiceAccounts; nil: the Kubernetes API is not used
 
 	mu        sync.Mutex
@@ -99,6 +100,7 @@ func (s *Service) Run(ctx context.Context) error {
 			return err
 		}
 	} else {
+		srv.keys = &resources.KeyFolder{Dir: c.ConfigDir}
 		source := resources.NewSource(c.ConfigDir, func(rc *resources.Catalog, ps resources.Problems) { srv.apply(ctx, rc, ps) })
 		g.Go(func() error { return source.Run(ctx) })
 	}

@@ -40,6 +40,7 @@ type Router interface {
 type Settings struct {
 	Router    Router
 	Decisions *decisions.Log
+	Keys      Keys
 	// Access says who may call; without a source nobody may.
 	Access access.Sources
 	// Audit receives a line for each call that changes something or is refused; nil:
@@ -57,6 +58,9 @@ var needs = map[string]access.Permission{
 	adminv1connect.AdminServiceExplainProcedure:        {Resource: "decisions", Verb: "get"},
 	adminv1connect.AdminServiceWatchDecisionsProcedure: {Resource: "decisions", Verb: "watch"},
 	adminv1connect.AdminServiceEvaluateProcedure:       {Resource: "decisions", Verb: "get"},
+	adminv1connect.AdminServiceListKeysProcedure:       {Resource: "keys", Verb: "get"},
+	adminv1connect.AdminServiceCreateKeyProcedure:      {Resource: "keys", Verb: "create"},
+	adminv1connect.AdminServiceRevokeKeyProcedure:      {Resource: "keys", Verb: "delete"},
 }
 
 // Serve answers on l until ctx is done.
