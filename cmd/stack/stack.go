@@ -140,6 +140,10 @@ func (s *Stack) start(o Options) error {
 		o.Ledger = filepath.Join(o.DataDir, "ledger.db")
 	}
 	usageDir := filepath.Join(o.DataDir, "usage")
+	saltFile := filepath.Join(o.DataDir, "cache-salt")
+	if err := ingress.KeepCacheSalt(saltFile); err != nil {
+		return err
+	}
 
 	// All ports are opened first, so that each service knows its peers.
 	listeners := map[string]net.Listener{}
@@ -185,7 +189,7 @@ func (s *Stack) start(o Options) error {
 			return (&accounting.Service{Config: accounting.Config{Listener: l, NATSURL: natsURL, Ledger: o.Ledger}}).Run(ctx)
 		}},
 		{"ingress", func(ctx context.Context, l net.Listener) error {
-			return (&ingress.Service{Config: ingress.Config{Listener: l, NATSURL: natsURL, UsageDir: usageDir, RouterURL: routerURL, LimiterURL: limiterURL}}).Run(ctx)
+			return (&ingress.Service{Config: ingress.Config{Listener: l, NATSURL: natsURL, UsageDir: usageDir, CacheSaltFile: saltFile, RouterURL: routerURL, LimiterURL: limiterURL}}).Run(ctx)
 		}},
 	} {
 		s.parts[p.name] = &part{run: p.run, addr: s.addrs[p.name]}

@@ -205,6 +205,10 @@ func refuse(r *identity.Refusal) *openai.Error {
 	return e
 }
 
+// KeepCacheSalt makes the file that CacheSaltFile names, with a random secret, unless
+// it is there.
+func KeepCacheSalt(path string) error { return salt.Keep(path) }
+
 // validateIdentity checks the settings about callers.
 func (c *Config) validateIdentity() error {
 	switch strings.ToLower(c.TrustedProxyHeader) {
