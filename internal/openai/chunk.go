@@ -18,6 +18,9 @@ type Chunk struct {
 	// HasUsage says that a usage object is there, and Usage what it holds.
 	HasUsage bool
 	Usage    Usage
+	// LazyUsage makes Parse leave Usage alone and set UsageText, for ReadUsage.
+	LazyUsage bool
+	UsageText []byte // part of the text
 	// UsageFrom and UsageTo are what to cut from the text to be rid of the usage
 	// object, with one comma.
 	UsageFrom, UsageTo int
@@ -29,7 +32,7 @@ type Chunk struct {
 func (c *Chunk) Parse(text []byte) error {
 	c.Model, c.Error, c.choices = Value{}, Value{}, Value{}
 	c.NullError, c.HasChoices, c.HasUsage = false, false, false
-	c.Usage = NoUsage
+	c.Usage, c.UsageText = NoUsage, nil
 	if err := c.obj.Parse(text, 0); err != nil {
 		return err
 	}
@@ -52,7 +55,11 @@ func (c *Chunk) Parse(text []byte) error {
 		case "usage":
 			if m.kind == Obj {
 				c.HasUsage = true
-				c.Usage = c.usage(c.obj.At(i))
+				if v := c.obj.At(i); c.LazyUsage {
+					c.UsageText = v.Raw
+				} else {
+					c.Usage = c.usage(v)
+				}
 				c.UsageFrom, c.UsageTo = m.name-1, m.end
 				if i > 0 {
 					c.UsageFrom = c.obj.members[i-1].end
@@ -71,6 +78,9 @@ func (c *Chunk) Parse(text []byte) error {
 
 // Object gives the parsed text, to apply changes to.
 func (c *Chunk) Object() *Object { return &c.obj }
+
+// ReadUsage reads the text of a usage object.
+func (c *Chunk) ReadUsage(text []byte) Usage { return c.usage(Value{Raw: text, Kind: Obj}) }
 
 // Index is the number of the first choice, 0 if it has none.
 func (c *Chunk) Index() int {

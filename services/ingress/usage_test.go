@@ -129,7 +129,7 @@ func TestUsageOfStreams(t *testing.T) {
 	}{
 		{name: "usage in its own event", stream: content + usageChunk + doneEvent, want: "12 8 2 ? ok"},
 		{name: "asked for", stream: content + usageChunk + doneEvent, want: "12 8 2 ? ok", shown: content + usageChunk + doneEvent, more: `,"stream_options":{"include_usage":true}`},
-		{name: "running, then all", stream: with(textChunk("a"), running(12, 1)) + with(textChunk("b"), running(12, 2)) + with(stopChunk, running(12, 3)) + usageChunk + doneEvent, want: "12 8 3 ? ok"},
+		{name: "running, then all", stream: with(textChunk("a"), running(12, 1)) + with(textChunk("b"), running(12, 2)) + with(stopChunk, running(12, 3)) + usageChunk + doneEvent, want: "12 8 2 ? ok"},
 		{name: "running, asked for at the end", stream: with(textChunk("a"), running(12, 1)) + with(textChunk("b"), running(12, 2)) + stopChunk + usageChunk + doneEvent, want: "12 8 2 ? ok",
 			shown: content + usageChunk + doneEvent, more: `,"stream_options":{"include_usage":true}`},
 		{name: "running, asked for", stream: with(textChunk("a"), running(12, 1)) + usageChunk + doneEvent, want: "12 8 2 ? ok",

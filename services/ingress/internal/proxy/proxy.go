@@ -111,8 +111,8 @@ type Call struct {
 	Choices, Prompts int
 	// Idle is the longest time between two reads of a stream; 0: the Proxy's.
 	Idle time.Duration
-	// OnUsage is called when counts have come, and with every chunk of content.
-	// Counts may be openai.Unknown.
+	// OnUsage is told every now and then how far a stream is. Counts may be
+	// openai.Unknown.
 	OnUsage func(prompt, output int)
 	// OnFirst is called when the first content arrives.
 	OnFirst func(sinceSent time.Duration)
@@ -385,19 +385,22 @@ const maxChoices = 4096
 // count takes in the usage of a chunk or answer. Running usage is that of one
 // choice: those of all are added up, each prompt once.
 func (a *attempt) count() {
-	all := max(a.c.Choices, 1) * max(a.c.Prompts, 1)
-	if !a.chunk.HasChoices || all == 1 || !a.c.Stream {
-		a.r.Usage.Merge(a.chunk.Usage)
+	usage := a.chunk.Usage
+	if a.chunk.LazyUsage {
+		usage = a.chunk.ReadUsage(a.chunk.UsageText)
+	}
+	if !a.chunk.HasChoices || a.all() == 1 || !a.c.Stream {
+		a.r.Usage.Merge(usage)
 		return
 	}
 	i := a.chunk.Index()
-	if i >= min(all, maxChoices) {
+	if i >= min(a.all(), maxChoices) {
 		return
 	}
 	for len(a.each) <= i {
 		a.each = append(a.each, openai.NoUsage)
 	}
-	a.each[i].Merge(a.chunk.Usage)
+	a.each[i].Merge(usage)
 	sum := openai.NoUsage
 	n := max(a.c.Choices, 1)
 	for from := 0; from < len(a.each); from += n {
@@ -410,6 +413,9 @@ func (a *attempt) count() {
 	}
 	a.r.Usage.Merge(sum)
 }
+
+// all is how many answers the request gets.
+func (a *attempt) all() int { return max(a.c.Choices, 1) * max(a.c.Prompts, 1) }
 
 // plus adds counts that may be unknown.
 func plus(a, b int) int {

@@ -28,6 +28,8 @@ var (
 // stream passes on an event stream.
 func (a *attempt) stream(w http.ResponseWriter, resp *http.Response) {
 	s := &stream{attempt: a, w: w, header: resp.Header, events: openai.NewReader(resp.Body, a.p.set.MaxEvent)}
+	s.chunk.LazyUsage = true
+	defer s.settle()
 	for !s.over && !s.done {
 		if e, ok := s.events.Buffered(); ok {
 			s.take(&e)
@@ -71,6 +73,9 @@ type stream struct {
 	done   bool      // [DONE] came
 	failed bool      // an error event was sent
 	over   bool      // nothing more can come
+	read   time.Time // when usage was read last
+	told   time.Time // when OnUsage was called last
+	aside  []byte    // usage that came since
 	owing  []byte    // the last chunk whose usage was hidden from a client that wants it at the end
 }
 
@@ -116,7 +121,7 @@ func (s *stream) content(e *openai.Event) {
 		return
 	}
 	if s.chunk.HasUsage {
-		s.count()
+		s.usage()
 		switch {
 		case !s.chunk.HasChoices && s.c.HideUsage:
 			return
@@ -138,8 +143,29 @@ func (s *stream) content(e *openai.Event) {
 		s.r.LastContent = s.now
 	}
 	s.pass(raw, begun || s.chunk.Content())
-	if s.c.OnUsage != nil {
+	if s.c.OnUsage != nil && s.now.Sub(s.told) >= readEvery {
 		s.progress()
+	}
+}
+
+// readEvery is how often running usage is read. It is cumulative, so that the last
+// one tells all, and reading each would be the dearest part of metering.
+const readEvery = 250 * time.Millisecond
+
+// usage takes in the usage of a chunk, or puts it aside.
+func (s *stream) usage() {
+	if s.chunk.HasChoices && s.all() == 1 && s.now.Sub(s.read) < readEvery {
+		s.aside = append(s.aside[:0], s.chunk.UsageText...)
+		return
+	}
+	s.count()
+	s.read, s.aside = s.now, s.aside[:0]
+}
+
+// settle takes in what was put aside.
+func (s *stream) settle() {
+	if len(s.aside) > 0 {
+		s.r.Usage.Merge(s.chunk.ReadUsage(s.aside))
 	}
 }
 
@@ -160,6 +186,7 @@ func (s *stream) owed() {
 
 // progress tells how far the answer is: by the engine's count, or else by what came.
 func (s *stream) progress() {
+	s.told = s.now
 	output := s.r.Usage.Output
 	if output == openai.Unknown && s.r.Chunks > 0 {
 		output = s.r.Chunks
