@@ -51,7 +51,11 @@ func (s *Service) Run(ctx context.Context) error {
 	defer srv.metrics.registration.Unregister() //nolint:errcheck // it was registered
 	g.observed = srv.metrics.observe
 	g.opened = func() { log.Warn("store does not answer; calls fail at once for a while", "pause", g.pause) }
-	if s.RedisAddrs == "" {
+	if r, ok := counts.(*redis.Store); ok {
+		if err := r.Warm(ctx); err != nil {
+			log.Warn("Redis does not answer yet", "err", err)
+		}
+	} else {
 		log.Info("counting in memory: right for one limiter only")
 	}
 	group, ctx := errgroup.WithContext(ctx)

@@ -208,16 +208,15 @@ func (v *view) release(r *record, id string) {
 	}
 }
 
-func (v *view) leave(key, id string) bool {
+func (v *view) leave(key, id string) {
 	q := v.sets[key]
 	if q == nil {
-		return false
+		return
 	}
-	had := q.remove(id)
+	q.remove(id)
 	if len(q.at) == 0 {
 		delete(v.sets, key)
 	}
-	return had
 }
 
 // state of a bucket now; nothing changes but that expired members leave sets.

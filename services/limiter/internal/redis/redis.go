@@ -62,8 +62,17 @@ func New(client goredis.UniversalClient) *Store { return &Store{client} }
 // Close closes the connections.
 func (s *Store) Close() error { return s.client.Close() }
 
-// Ping asks one server whether it is there.
-func (s *Store) Ping(ctx context.Context) error { return unavailable(s.client.Ping(ctx).Err()) }
+// Warm gives the script to the servers, so that the first requests need not.
+// A server that is away gets it with the first call.
+func (s *Store) Warm(ctx context.Context) error {
+	var err error
+	if cluster, ok := s.client.(*goredis.ClusterClient); ok {
+		err = cluster.ForEachMaster(ctx, func(ctx context.Context, c *goredis.Client) error { return script.Load(ctx, c).Err() })
+	} else {
+		err = script.Load(ctx, s.client).Err()
+	}
+	return unavailable(err)
+}
 
 // unavailable makes the store's error of a client's: whatever went wrong, the
 // answer is not known.
