@@ -4,10 +4,11 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -21,16 +22,18 @@ import (
 
 // cloud adds a third-party provider, which is another simulated server that no
 // relay watches, and lets it serve the model too.
-func (e *env) cloud() *fleetsim.Worker {
+func (e *env) cloud() *fleetsim.Worker { return e.provider("cloud") }
+
+func (e *env) provider(name string) *fleetsim.Worker {
 	e.t.Helper()
-	w, err := fleetsim.Start(context.Background(), fleetsim.Config{Name: "cloud", TimeScale: 50, Model: "vendor/qwen", EventsPort: fleetsim.Off})
+	w, err := fleetsim.Start(context.Background(), fleetsim.Config{Name: name, TimeScale: 50, Model: "vendor/qwen", EventsPort: fleetsim.Off})
 	if err != nil {
 		e.t.Fatal(err)
 	}
 	e.t.Cleanup(w.Kill)
-	e.reload("cloud.yaml", `apiVersion: kinference.buoyant.io/v1alpha1
+	e.reload(name+".yaml", `apiVersion: kinference.buoyant.io/v1alpha1
 kind: InferenceProvider
-metadata: { name: cloud, namespace: test }
+metadata: { name: `+name+`, namespace: test }
 spec: { schema: OpenAICompatible, endpoint: "`+w.URL()+`/v1", models: [ { name: `+modelName+`, upstreamName: vendor/qwen, aliases: [ qwen ] } ] }
 `)
 	return w
@@ -40,6 +43,17 @@ spec: { schema: OpenAICompatible, endpoint: "`+w.URL()+`/v1", models: [ { name: 
 func (e *env) policy(name, rules string) {
 	e.t.Helper()
 	e.reload(name+".yaml", "apiVersion: kinference.buoyant.io/v1alpha1\nkind: InferencePolicy\nmetadata: { name: "+name+", namespace: test }\nspec:\n  rules:\n"+rules)
+}
+
+// document puts an example of the product's document in force, to the letter but
+// for the namespace.
+func (e *env) document(name string) {
+	e.t.Helper()
+	text, err := os.ReadFile("../../internal/resources/testdata/good/document-" + name + ".good.yaml")
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.reload(name+".yaml", strings.ReplaceAll(string(text), "namespace: inference", "namespace: test"))
 }
 
 // reload writes a file of resources and waits until the router and the ingress
@@ -85,6 +99,7 @@ func (e *env) busy(n, prompt, output int) (stop func()) {
 	return func() { cancel(); wg.Wait() }
 }
 
+// burst is like the document's, but quick.
 const burst = `
   - name: burst-to-cloud
     route:
@@ -96,24 +111,52 @@ const burst = `
       - { type: Provider, order: [ cloud ] }
 `
 
-// Requests burst to a provider while the workers' queues are long, by their mean,
-// and come back.
+// mean is the 30 s mean of a worker's load as a decision saw it.
+func mean(d *adminv1.Decision, worker string) *adminv1.Load {
+	for _, c := range d.GetCandidates() {
+		for _, m := range c.GetMeans() {
+			if c.GetWorker() == worker && m.GetWindow().AsDuration() == 30*time.Second {
+				return m.GetLoad()
+			}
+		}
+	}
+	return nil
+}
+
+// Requests burst to a provider once the 30 s mean of queued prompts is above 2,
+// and come back when it has come down to 1.6.
 func TestBurstToProvider(t *testing.T) {
 	small := engine.L40SPlain16
 	small.MaxSeqs = 1
 	e := start(t, settings{workers: 1, scale: 20, worker: func(_ int, c *fleetsim.Config) { c.Profile = small }})
-	e.cloud()
-	e.policy("burst", burst)
-	where := func() *adminv1.Decision { return e.explain(e.chat(req{text: "where?", max: 1})) }
-	if d := where(); d.GetChosen() != "test.sim.w0/0" || d.GetVerdict().GetRule() != "test/burst/burst-to-cloud" {
+	e.provider("bedrock")
+	e.provider("databricks")
+	e.document("burst-to-cloud")
+	const worker = "test.sim.w0/0"
+	var queued float64 // mean at the last decision
+	where := func() *adminv1.Decision {
+		d := e.explain(e.chat(req{text: "where?", max: 1}))
+		queued = mean(d, worker).GetWaiting()
+		return d
+	}
+	if d := where(); d.GetChosen() != worker || d.GetVerdict().GetRule() != "test/burst-policy/burst-to-cloud" {
 		t.Fatalf("idle: %v by %v", d.GetChosen(), d.GetVerdict())
 	}
-	stop := e.busy(6, 50, 200)
+	stop := e.busy(12, 50, 400)
 	var d *adminv1.Decision
-	e.eventually("bursts", func() bool { d = where(); return d.GetChosen() == "provider test/cloud" })
+	e.eventually("bursts", func() bool {
+		d = where()
+		if d.GetChosen() == worker && queued > 2 {
+			t.Errorf("not at a mean of %v", queued)
+		}
+		return d.GetChosen() == "provider test/bedrock"
+	})
+	if queued <= 2 {
+		t.Errorf("bursts at a mean of %v", queued)
+	}
 	dropped := ""
 	for _, c := range d.GetCandidates() {
-		if c.GetWorker() == "test.sim.w0/0" {
+		if c.GetWorker() == worker {
 			dropped = c.GetDropped()
 		}
 	}
@@ -121,7 +164,22 @@ func TestBurstToProvider(t *testing.T) {
 		t.Errorf("why not the worker: %q, stage %d", dropped, d.GetVerdict().GetStage())
 	}
 	stop()
-	e.eventually("comes back", func() bool { return where().GetChosen() == "test.sim.w0/0" })
+	between := 0 // decisions for the provider although the mean is below 2
+	deadline, tick := time.After(time.Minute), time.NewTicker(100*time.Millisecond)
+	defer tick.Stop()
+	for d = where(); d.GetChosen() != worker; d = where() {
+		if queued <= 2 {
+			between++
+		}
+		select {
+		case <-deadline:
+			t.Fatalf("not back at a mean of %v", queued)
+		case <-tick.C:
+		}
+	}
+	if queued > 1.6 || between == 0 {
+		t.Errorf("back at a mean of %v, after %d bursts below 2", queued, between)
+	}
 }
 
 // The client of a provider's answer sees the model that it asked for, in whole
@@ -205,6 +263,10 @@ func TestPIINeverReachesAProvider(t *testing.T) {
 		}
 	}
 	ask(http.StatusOK)
+	if err := e.stack.Halt("classifier"); err != nil { // nor when it is away
+		t.Fatal(err)
+	}
+	ask(http.StatusOK)
 	e.workers[0].SetFaults(fleetsim.Faults{ErrorNext: 100})
 	ask(http.StatusOK)
 	e.workers[1].SetFaults(fleetsim.Faults{CloseNext: 100})
@@ -225,15 +287,7 @@ func TestBatchOnlyToIdleWorkers(t *testing.T) {
 	small := engine.L40SPlain16
 	small.Blocks, small.MaxModelLen = 200, 3200
 	e := start(t, settings{workers: 1, scale: 20, worker: func(_ int, c *fleetsim.Config) { c.Profile = small }})
-	e.policy("batch", `
-  - name: batch-only-to-idle-gpus
-    matches: [ { qos: batch }, { qos: deferrable } ]
-    route:
-      consider: [ { type: Local } ]
-      exclude: [ { name: busy, drop: { backend: { type: Local }, kvCacheUsage: { greaterThan: 0.5, window: 1s } } } ]
-      select: [ { type: Local, minimize: PredictedTTFT } ]
-      onEmpty: Reject
-`)
+	e.document("batch-on-idle")
 	batch := func() answer {
 		hr, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, e.stack.URL()+"/v1/chat/completions", strings.NewReader(req{text: "x", max: 1}.body()))
 		hr.Header.Set("X-Kinference-Qos", "batch")
@@ -242,17 +296,25 @@ func TestBatchOnlyToIdleWorkers(t *testing.T) {
 			return answer{err: err}
 		}
 		resp.Body.Close()
-		return answer{status: resp.StatusCode, header: resp.Header}
+		return answer{status: resp.StatusCode, id: resp.Header.Get("X-Request-Id"), header: resp.Header}
 	}
 	if a := batch(); a.status != http.StatusOK {
 		t.Fatalf("idle: %d", a.status)
 	}
-	stop := e.busy(2, 500, 600)
+	stop := e.busy(2, 500, 1000)
 	defer stop()
 	var a answer
-	e.eventually("batch is refused", func() bool { a = batch(); return a.status == http.StatusTooManyRequests })
-	if a.header.Get("Retry-After") == "" {
-		t.Error("no Retry-After")
+	deadline, tick := time.After(2*time.Minute), time.NewTicker(100*time.Millisecond)
+	defer tick.Stop()
+	for a = batch(); a.status != http.StatusTooManyRequests; a = batch() {
+		select {
+		case <-deadline:
+			t.Fatalf("batch is served still: %d", a.status)
+		case <-tick.C:
+		}
+	}
+	if usage := mean(e.explain(a), "test.sim.w0/0").GetKvUsage(); usage <= 0.7 || a.header.Get("Retry-After") == "" {
+		t.Errorf("refused at a mean of %v, Retry-After %q", usage, a.header.Get("Retry-After"))
 	}
 	if a := e.chat(req{text: "I am in a hurry", max: 1}); a.status != http.StatusOK {
 		t.Errorf("interactive: %d %s", a.status, a.body)
@@ -369,29 +431,41 @@ func TestQueue(t *testing.T) {
 	}
 }
 
-// Policies that change all the time cost no request.
+// Policies that change all the time, and are wrong now and then, cost no stream.
 func TestReloadDropsNoRequest(t *testing.T) {
-	e := start(t, settings{workers: 2})
-	var failed, served atomic.Int64
+	const reloads = 100
+	e := start(t, settings{workers: 2, scale: 20})
+	var mu sync.Mutex
+	var answers []answer
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
-	for i := range 4 {
+	for i := range 6 {
 		wg.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
-				if a := e.chat(req{text: words(i*1000+n, 20), max: 1}); a.status == http.StatusOK {
-					served.Add(1)
-				} else {
-					failed.Add(1)
-				}
+				a := e.post(context.Background(), "/v1/chat/completions", req{text: words(i*1000+n, 20), max: 50, stream: true, extra: `,"ignore_eos":true`}.body())
+				mu.Lock()
+				answers = append(answers, a)
+				mu.Unlock()
 			}
 		})
 	}
-	for i := range 8 {
-		e.policy("changes", fmt.Sprintf("\n  - { name: r%d, route: { select: [ { type: Local } ] } }\n", i))
+	for i := range reloads {
+		rules := fmt.Sprintf("\n  - { name: r%d, route: { select: [ { type: Local } ] } }\n", i)
+		if i%10 == 0 { // it stays as it was
+			e.write("changes.yaml", "kind: InferencePolicy\nspec: { rules: "+rules)
+			e.eventually("the fault is found", func() bool { return strings.Count(e.log.String(), `"msg":"resources not loaded"`) == i/10+1 })
+		}
+		e.policy("changes", rules)
 	}
 	cancel()
 	wg.Wait()
-	if failed.Load() > 0 || served.Load() == 0 {
-		t.Errorf("%d of %d requests failed", failed.Load(), failed.Load()+served.Load())
+	for _, a := range answers {
+		if !a.whole() || len(a.events) < 50 {
+			t.Errorf("status %d, %d events, %v: %.200s", a.status, len(a.events), a.err, a.body)
+		}
 	}
+	if len(answers) < reloads {
+		t.Errorf("only %d streams during %d reloads", len(answers), reloads)
+	}
+	t.Logf("%d streams, %d reloads and %d bad files", len(answers), reloads, reloads/10)
 }
