@@ -371,3 +371,20 @@ func TestUsageHasItsCost(t *testing.T) {
 		t.Errorf("got %v", c)
 	}
 }
+
+// Ten thousand models that nobody has leave one series.
+func TestUnknownModelsAreOneSeries(t *testing.T) {
+	e := start(t, nil).ready()
+	before := strings.Count(e.metrics(), "\n")
+	for i := range 10_000 {
+		e.post(chatPath, fmt.Sprintf(`{"model":"random-%d","messages":[]}`, i))
+	}
+	page := e.metrics()
+	if after := strings.Count(page, "\n"); after > before+400 || strings.Contains(page, "random-") {
+		t.Errorf("%d lines of metrics, %d before", after, before)
+	}
+	if !strings.Contains(page, `kinference_tenant_requests_total{model="_unknown",otel_scope_name="ingress",outcome="refused",tenant="_open"} 10000`) &&
+		!strings.Contains(page, `tenant="_open"} 10000`) {
+		t.Error("they are not counted")
+	}
+}
