@@ -58,7 +58,7 @@ func (g generator) exclude(name string) string {
 		onlyIf = "if: " + g.match() + ","
 	}
 	return `{ name: ` + name + `, ` + onlyIf + ` drop: ` + pick(g, `{ backend: { type: Local } }`, `{ backend: { type: Provider } }`, `{ backend: { names: [ bedrock, qwen-worker ] } }`,
-		`{ queuedPrompts: { greaterThan: 2 } }`, `{ kvCacheUsage: { greaterThan: 0.5 } }`, `{ predictedTTFT: { greaterThan: 500ms } }`, `{ backend: { labels: { gpu: l40s } }, runningPrompts: { greaterThan: 3 } }`) + ` }`
+		`{ queuedPrompts: { greaterThan: 2, until: 1 } }`, `{ kvCacheUsage: { greaterThan: 0.5 } }`, `{ predictedTTFT: { greaterThan: 500ms } }`, `{ backend: { labels: { gpu: l40s } }, runningPrompts: { greaterThan: 3 } }`) + ` }`
 }
 
 func (g generator) rule(name, exclude, onEmpty string) string {
@@ -68,9 +68,26 @@ func (g generator) rule(name, exclude, onEmpty string) string {
 		pick(g, `{ type: Provider }`, `{}`) + ` ], onEmpty: ` + onEmpty + ` } }`
 }
 
+// high is a load that has been above every threshold before.
+type high struct{ load }
+
+func (high) Held(policy.Threshold) bool { return true }
+
+func named(t *testing.T, name, text string) *policy.Policy {
+	t.Helper()
+	p := spec(t, text)
+	p.Name = name
+	out, faults := policy.Compile(p)
+	if out == nil {
+		t.Fatal(faults)
+	}
+	return out
+}
+
 func TestProperties(t *testing.T) {
 	g := generator{rand.New(rand.NewPCG(1, 2))}
 	var seen [5]int
+	held := 0
 	for n := range 1000 {
 		excludes := g.exclude("x")
 		rule := g.rule("r", excludes, pick(g, "Reject", "Queue"))
@@ -106,6 +123,31 @@ func TestProperties(t *testing.T) {
 			}
 		}
 
+		// Neither does a load that remembers, and only near a threshold does it matter.
+		remembering := &policy.Fleet{Endpoints: slices.Clone(f.Endpoints)}
+		for i := range remembering.Endpoints {
+			if l, ok := remembering.Endpoints[i].Load.(load); ok {
+				remembering.Endpoints[i].Load = high{l}
+			}
+		}
+		after := set(compile(t, "rules: [ "+rule+" ]")).Evaluate(r, remembering)
+		for _, i := range after.Order {
+			if !slices.Contains(d.Order, i) {
+				t.Fatalf("%d: what was before let %s in\n%s", n, f.Endpoints[i].ID, rule)
+			}
+		}
+		if len(after.Order) < len(d.Order) {
+			held++
+		}
+
+		// Policies are in force in the order of their age and names, in whatever
+		// order they come.
+		other := named(t, "other", "rules: [ "+g.rule("r", g.exclude("x"), "Reject")+" ]")
+		one := named(t, "one", "rules: [ "+g.rule("r", excludes, "Continue")+" ]")
+		if a, b := set(one, other).Evaluate(r, f), set(other, one).Evaluate(r, f); !cmp.Equal(a, b) {
+			t.Fatalf("%d: the order of policies matters: %s", n, cmp.Diff(a, b))
+		}
+
 		// Nobody is ready: no endpoint, whatever the rules.
 		for i := range f.Endpoints {
 			f.Endpoints[i].Unfit = "not ready"
@@ -113,6 +155,9 @@ func TestProperties(t *testing.T) {
 		if d := set(compile(t, "rules: [ "+rule+" ]")).Evaluate(r, f); d.Action != policy.Unavailable && d.Action != policy.Queue {
 			t.Fatalf("%d: nobody is ready and the action is %v", n, d.Action)
 		}
+	}
+	if held == 0 {
+		t.Error("what was before never mattered")
 	}
 	for a, n := range seen {
 		if n == 0 && policy.Action(a) != policy.Reject {
