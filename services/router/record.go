@@ -77,24 +77,27 @@ func (x *routing) recorded() *decisions.Record {
 func (x *routing) candidate(i int) decisions.Candidate {
 	e, p := &x.endpoints[i], &x.seen[i]
 	c := decisions.Candidate{
-		Worker: e.ID, Index: i, Unfit: e.Dropped, Verdict: x.verdict.Verdicts[i], Ignored: x.verdict.Action == policy.Reject,
-		TTFT: p.TTFT, E2E: p.E2E, Cost: p.Cost, Labels: p.Labels, Fresh: e.Fresh, Means: e.Means, Mean30s: e.State.Mean30s, Held: e.State.Held,
+		Worker: e.ID, Index: int32(i), Unfit: e.Dropped, Verdict: x.verdict.Verdicts[i], Ignored: x.verdict.Action == policy.Reject,
+		TTFT: p.TTFT, E2E: p.E2E, Cost: p.Cost, Labels: p.Labels, Fresh: e.Fresh, Mean30s: e.State.Mean30s, Held: e.State.Held,
 	}
 	if e.Provider != nil {
-		c.UpstreamModel, c.Predicted, c.Tokens = e.Provider.UpstreamModel, true, x.attributes.PromptTokens
+		c.UpstreamModel, c.Predicted, c.Tokens = e.Provider.UpstreamModel, true, int32(x.attributes.PromptTokens)
 		return c
 	}
 	c.Profile = e.Profile.ID
 	if st := &e.State; !st.Sampled.IsZero() {
 		c.Sampled, c.Running, c.Waiting, c.KVUsage, c.Age = true, st.Running, st.Waiting, st.KVUsage, max(0, x.at.Sub(st.Sampled))
 	}
-	c.Tokens = tokensOf(x.prompts, e.Profile.ID)
+	c.Tokens = int32(tokensOf(x.prompts, e.Profile.ID))
+	if e.Means != nil {
+		c.Means = e.Means.Loads
+	}
 	if i >= x.live {
 		return c
 	}
 	est := &x.decision.Estimates[i]
 	by := est.Predicted()
-	c.Predicted, c.Matched, c.Anticipated, c.Cached, c.InFlight = true, est.Matched, est.Anticipated, est.Cached, est.InFlight
+	c.Predicted, c.Matched, c.Anticipated, c.Cached, c.InFlight = true, int32(est.Matched), int32(est.Anticipated), int32(est.Cached), int32(est.InFlight)
 	c.Wait, c.Prefill, c.Others, c.RecentWork, c.OwnWork = est.Wait, est.Prefill, by.Others, by.Recent, by.Work
 	if own := x.prompts[e.Profile.ID]; own != nil {
 		c.Tie = schedule.TieHash(x.req.RequestId, own.hashes, e.ID)

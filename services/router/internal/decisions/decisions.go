@@ -72,13 +72,13 @@ type Candidate struct {
 	Labels  map[string]string
 	// Predicted: the numbers below are known.
 	Predicted                         bool
-	Tokens, Matched, Anticipated      int
-	Cached, InFlight                  int
+	Tokens, Matched, Anticipated      int32
+	Cached, InFlight                  int32
 	TTFT, Wait, Prefill, E2E          time.Duration
 	Cost, Others, RecentWork, OwnWork float64
 	Tie                               kvhash.Hash
 	// Index in the list that the policies looked at.
-	Index                     int
+	Index                     int32
 	Sampled, Fresh            bool // the load is known, and counts
 	Running, Waiting, KVUsage float64
 	Age                       time.Duration

@@ -53,12 +53,11 @@ type Endpoint struct {
 	// Dropped says why the endpoint is no candidate whatever the policies say;
 	// empty when it is.
 	Dropped string
-	// Fresh says that the load in State counts; Means are those over the windows of
-	// the model, nil where no policy looks at other ones than policy.DefaultWindow.
+	// Fresh says that the load in State counts.
 	Fresh bool
-	Means []window.Load
-
-	windows []time.Duration
+	// Means are those over other windows than policy.DefaultWindow; nil where no
+	// policy looks at any.
+	Means *Means
 	// TooLong is set when that is the length of the prompt.
 	TooLong bool
 }
@@ -137,6 +136,12 @@ func excluded(list []string, id, uid string) bool {
 // policy.
 const fresh = 5 * time.Second
 
+// Means are loads over windows.
+type Means struct {
+	Windows []time.Duration
+	Loads   []window.Load
+}
+
 // measure takes the load as it is now: it must not change while rules are
 // evaluated, or until it is recorded.
 func (e *Endpoint) measure(now time.Time, states States, windows []time.Duration) {
@@ -144,13 +149,13 @@ func (e *Endpoint) measure(now time.Time, states States, windows []time.Duration
 	if len(windows) == 0 || !e.Fresh {
 		return
 	}
-	e.windows, e.Means = windows, make([]window.Load, len(windows))
+	e.Means = &Means{windows, make([]window.Load, len(windows))}
 	for i, over := range windows {
 		mean, ok := states.Mean(e.ID, over)
 		if !ok {
 			mean = e.State.Mean30s // the history begins with the next sample
 		}
-		e.Means[i] = mean
+		e.Means.Loads[i] = mean
 	}
 }
 
@@ -171,9 +176,9 @@ func (l *load) Mean(m policy.Metric, over time.Duration) (float64, bool) {
 		return 0, false
 	}
 	mean := &l.State.Mean30s
-	for i, w := range l.windows {
-		if w == over {
-			mean = &l.Means[i]
+	if l.Means != nil {
+		if i := slices.Index(l.Means.Windows, over); i >= 0 {
+			mean = &l.Means.Loads[i]
 		}
 	}
 	return fleet.Value(m, mean), true
