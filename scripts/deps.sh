@@ -32,3 +32,4 @@ if [ ! node_modules -nt package-lock.json ]; then
   npm ci --silent --no-audit --no-fund
   touch node_modules
 fi
+../clients/setup.sh >/dev/null

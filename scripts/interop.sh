@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks our parts against other implementations: the Rust tokenizers and the
 # JavaScript template engine (goldens are made anew and compared), libzmq, and
-# the official OpenAI client.
+# the official clients of OpenAI's and Anthropic's APIs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/deps.sh

@@ -83,7 +83,8 @@ await run({
   },
   count_tokens: async () => {
     const request = { model, system: "Be terse.", messages: [{ role: "user", content: "Hello there" }] };
-    return (await client.messages.countTokens(request)).input_tokens === (await client.messages.create({ ...request, max_tokens: 1 })).usage.input_tokens;
+    const { usage } = await client.messages.create({ ...request, max_tokens: 1 });
+    return (await client.messages.countTokens(request)).input_tokens === usage.input_tokens + usage.cache_read_input_tokens;
   },
   models: async () => {
     for await (const m of client.models.list()) if (m.id === model) return (await client.models.retrieve(model)).id === model;

@@ -120,7 +120,8 @@ def thinking():
 
 def count_tokens():
     n = client.messages.count_tokens(model=model, system="Be terse.", messages=[{"role": "user", "content": "Hello there"}]).input_tokens
-    return n == client.messages.create(model=model, system="Be terse.", messages=[{"role": "user", "content": "Hello there"}], max_tokens=1).usage.input_tokens
+    u = client.messages.create(model=model, system="Be terse.", messages=[{"role": "user", "content": "Hello there"}], max_tokens=1).usage
+    return n == u.input_tokens + u.cache_read_input_tokens
 
 
 def models():

@@ -99,7 +99,7 @@ func text(content json.RawMessage) (text, image string) {
 
 const script = "script: "
 
-// delta is one step of an answer: members of a delta, of any choice.
+// step is one delta of an answer: its members, and of which choice.
 type step struct {
 	index   int
 	members string

@@ -426,7 +426,7 @@ func anthropicGo(t *testing.T, url, model string) features {
 			if err != nil {
 				return nil, err
 			}
-			return counted.InputTokens == m.Usage.InputTokens, nil
+			return counted.InputTokens == m.Usage.InputTokens+m.Usage.CacheReadInputTokens, nil
 		},
 		"models": func() (any, error) {
 			found := false
