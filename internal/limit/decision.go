@@ -2,9 +2,11 @@ package limit
 
 import (
 	"context"
+	"fmt"
 	"math/bits"
 	"time"
 
+	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	limiterv1 "github.com/kinference/kinference/proto/gen/kinference/limiter/v1"
@@ -111,6 +113,8 @@ func (d *decision) ask(ctx context.Context, groups []group) (granted, retry bool
 		switch {
 		case err != nil && ctx.Err() != nil:
 			return false, false, ctx.Err()
+		case connect.CodeOf(err) == connect.CodeInvalidArgument:
+			return false, false, fmt.Errorf("limit: %w", err)
 		case err != nil || len(resp.GetStates()) != len(g.charges):
 			if !d.degraded(g) {
 				return false, false, nil

@@ -28,8 +28,9 @@ const (
 	Remembered = 10 * time.Minute
 	// Longest is how long anything is kept that nobody touches.
 	Longest = 400 * 24 * time.Hour
-	// Sweep is how many expired reservations one call gives back at most.
-	Sweep = 16
+	// Sweep is how many expired reservations one call gives back at most: a
+	// millisecond of Redis after a crash.
+	Sweep = 64
 	// LeaseDivisor: one call grants at most this part of what a bucket has left,
 	// so that the shares shrink with it.
 	LeaseDivisor = 8
