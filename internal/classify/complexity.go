@@ -83,7 +83,7 @@ const shortPrompt = 12
 
 // rawComplexity is the score before calibration.
 func (m *models) rawComplexity(f *features) float32 {
-	return m.head(headDifficulty, f) + m.head(headDemand, f)
+	return m.head(headDifficulty, f) + m.heads.Demand*m.head(headDemand, f)
 }
 
 // subScores name what makes a prompt hard, each in 0..1, after the dimensions of

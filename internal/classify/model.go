@@ -97,6 +97,8 @@ type headParams struct {
 	Scale, Bias [headCount]float32
 	// Dense weights, by denseNames, of difficulty and demand.
 	Dense [headCount][]float32
+	// Demand is the weight of demand beside difficulty.
+	Demand float32
 	// Calibration of complexity that ships.
 	Calibration Calibration
 	// InjectionThreshold is the raw score that counts as 0.5.

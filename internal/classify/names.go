@@ -77,6 +77,12 @@ func (s *scan) person(a, b int) {
 	if s.private(a, b, words) {
 		score = max(score, 0.55) + 0.25
 	}
+	// A title belongs to the name.
+	if k := a - 1; k >= 0 && s.toks[k].lex&lexTitle != 0 {
+		a = k
+	} else if k > 0 && s.toks[k].sign == '.' && s.toks[k-1].lex&lexTitle != 0 {
+		a = k - 1
+	}
 	s.hit(kindPerson, "tagger", min(score, 0.98), int(s.toks[a].start), int(s.toks[b-1].end))
 }
 
@@ -323,8 +329,10 @@ func (s *scan) address(a, b int) {
 		score += 0.2
 	case street && words >= 2:
 		score += 0.12
-	case numbers == 0 && words <= 1, words == 0:
-		score -= 0.12
+	case words == 0:
+		score -= 0.25
+	case !street && words+numbers < 3, words <= 1 && !street:
+		score -= 0.15
 	}
 	near := s.near(a, b)
 	if near.has(ctxAddress) {

@@ -310,14 +310,14 @@ func (s *scan) judge(r *run) {
 	}
 	near := contexts{}
 	have := false
+	if s.ipv4(r) {
+		return
+	}
 	if total < 7 {
-		if total >= 4 && r.count <= 2 {
+		if total >= 4 && r.count <= 3 {
 			near = s.near(r.groups[0].tok, r.last)
 			s.announced(r, &near, total)
 		}
-		return
-	}
-	if s.ipv4(r) {
 		return
 	}
 	near = s.near(r.groups[0].tok, r.last)
@@ -589,7 +589,7 @@ func (s *scan) phone(r *run, d []byte, form string, sep byte, grouped, uniform b
 		if sep == '-' && minGroup(form) >= 2 {
 			score = 0.5
 		}
-	case len(form) == 2 && sep == '-' && n >= 8 && !(form == "44"):
+	case len(form) == 2 && sep == '-' && n >= 8 && form != "44" && form[0] != '5':
 		score = 0.4
 	}
 	if sep == '/' && grouped || !uniform && sep == ',' {
@@ -714,7 +714,7 @@ func (s *scan) byContext(near *contexts, start, end, digits, groups int) {
 		s.hit(kindAccount, "account", 0.55, start, end)
 	case near.has(ctxCard) && digits >= 12 && digits <= 19:
 		s.hit(kindCard, "card-typo", 0.5, start, end)
-	case near.has(ctxPhone) && digits >= 7 && digits <= 15 && groups > 1:
+	case near.has(ctxPhone) && digits >= 6 && digits <= 15 && groups > 1:
 		s.hit(kindPhone, "phone", 0.5, start, end)
 	}
 }

@@ -180,6 +180,9 @@ func (s *scan) tagFeatures(i int, mode, prev, prev2 uint32, drop bool, out *[tag
 	return n
 }
 
+// tagBias is by how much a name or address may lose against nothing.
+const tagBias = 6
+
 // tag tags all tokens; margins are how far the best tag is ahead of none.
 func (s *scan) tag() {
 	n := len(s.toks)
@@ -190,6 +193,7 @@ func (s *scan) tag() {
 	mode := s.letterCase()
 	var f [taggerFeatures]uint32
 	prev, prev2 := uint32(0), uint32(0)
+	bias := int32(tagBias / s.m.tagger.scale) // scale is that of the weights
 	for i := range n {
 		t := &s.toks[i]
 		best, margin := uint8(tagNone), float32(0)
@@ -202,6 +206,9 @@ func (s *scan) tag() {
 				sum[1] += int32(w[1])
 				sum[2] += int32(w[2])
 			}
+			// A name that is missed leaves; one too many only stays at home.
+			sum[tagPerson] += bias
+			sum[tagAddress] += bias
 			for c := uint8(1); c < tagCount; c++ {
 				if sum[c] > sum[best] {
 					best = c

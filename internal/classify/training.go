@@ -271,10 +271,13 @@ type Example struct {
 
 // HeadSettings of a training.
 type HeadSettings struct {
-	Epochs int
+	// Epochs, Rate and Decay of each head: difficulty, injection, demand.
+	Epochs [3]int
 	Seed   uint64
-	Rate   float32
-	Decay  float32
+	Rate   [3]float32
+	Decay  [3]float32
+	// Demand is the weight of demand beside difficulty in complexity.
+	Demand float32
 	// InjectionThreshold, Calibration: what is decided on held-out data.
 	InjectionThreshold float32
 	Calibration        Calibration
@@ -288,7 +291,7 @@ func TrainHeads(sets [3][]Example, set HeadSettings) (weightsFile, paramsFile []
 	if err != nil {
 		return nil, nil, err
 	}
-	p := headParams{InjectionThreshold: set.InjectionThreshold, Calibration: set.Calibration, Trained: set.Trained}
+	p := headParams{Demand: set.Demand, InjectionThreshold: set.InjectionThreshold, Calibration: set.Calibration, Trained: set.Trained}
 	out := make([][4]int8, 1<<headBits)
 	s := &scan{m: m}
 	r := rand.New(rand.NewPCG(set.Seed, 11))
@@ -331,10 +334,10 @@ func TrainHeads(sets [3][]Example, set HeadSettings) (weightsFile, paramsFile []
 			return sum
 		}
 		order := r.Perm(len(data))
-		rate := set.Rate
+		rate := set.Rate[k]
 		// Adagrad: rare words learn faster.
 		grad := make([]float32, 1<<headBits)
-		for range set.Epochs {
+		for range set.Epochs[k] {
 			r.Shuffle(len(order), func(a, b int) { order[a], order[b] = order[b], order[a] })
 			for _, i := range order {
 				x := &data[i]
@@ -363,7 +366,11 @@ func TrainHeads(sets [3][]Example, set HeadSettings) (weightsFile, paramsFile []
 				step := e / n
 				for _, t := range g {
 					for _, h := range t {
-						d := step - set.Decay*w[h]
+						d := step - set.Decay[k]*w[h]
+						if k == headDifficulty { // few texts, many rare words: those must not be learned by heart
+							w[h] += rate * d
+							continue
+						}
 						grad[h] += d * d
 						w[h] += rate * d / (0.1 + sqrt(grad[h]))
 					}

@@ -23,6 +23,12 @@ import (
 	"github.com/kinference/kinference/internal/classify/evaluate"
 )
 
+var (
+	epochs = flag.Int("epochs", 5, "passes of the tagger")
+	drop   = flag.Float64("drop", 0.4, "share of names learned without their words")
+	margin = flag.Float64("margin", 4, "margin of names and addresses")
+)
+
 func main() {
 	data := flag.String("data", "../shared/data/classifier", "folder of labelled files")
 	out := flag.String("out", "internal/classify/data", "folder of the weights")
@@ -154,7 +160,7 @@ func (t *trainer) tagger(n int) error {
 		plain++
 	}
 	fmt.Printf("tagger: %d texts, %d templates of Presidio, %d tweets, %d prompts\n", len(docs), len(list), tweets, plain)
-	file, err := classify.TrainTagger(docs, classify.TaggerSettings{Epochs: 4, Seed: t.seed, Drop: 0.3, Margin: 2, MarginNone: 1})
+	file, err := classify.TrainTagger(docs, classify.TaggerSettings{Epochs: *epochs, Seed: t.seed, Drop: *drop, Margin: float32(*margin), MarginNone: 1})
 	if err != nil {
 		return err
 	}
@@ -246,7 +252,7 @@ func (t *trainer) heads() error {
 			put(1, i%5 == 0, classify.Example{Text: g.Doc().Text, Label: 0})
 		}
 	}
-	set := classify.HeadSettings{Epochs: 8, Seed: t.seed, Rate: 0.2, Decay: 1e-5, Trained: t.hashes,
+	set := classify.HeadSettings{Epochs: [3]int{10, 8, 6}, Seed: t.seed, Rate: [3]float32{0.03, 0.2, 0.1}, Decay: [3]float32{1e-2, 1e-5, 1e-5}, Demand: 0.25, Trained: t.hashes,
 		Calibration: classify.Calibration{Raw: []float32{-8, 8}, Probability: []float32{0, 1}, Low: 0.3, High: 0.6, Band: 0.02}}
 	write := func() error {
 		w, p, err := classify.TrainHeads(sets, set)
