@@ -394,7 +394,7 @@ func (w *chatWriter) flushAssistant() {
 		w.str(`,"type":"function","function":{"name":`)
 		w.text(c.name)
 		w.str(`,"arguments":`)
-		w.text(string(compact(nil, c.input.Raw)))
+		w.text(string(compact(c.input.Raw)))
 		w.str(`}}`)
 	}
 	if len(a.calls) > 0 {
@@ -404,9 +404,10 @@ func (w *chatWriter) flushAssistant() {
 	a.open, a.texts, a.reasoning, a.calls = false, a.texts[:0], a.reasoning[:0], a.calls[:0]
 }
 
-// compact appends JSON text without the white space between its parts, so that
+// compact is JSON text without the white space between its parts, so that
 // it is the same whichever library the client writes it with.
-func compact(dst, text []byte) []byte {
+func compact(text []byte) []byte {
+	dst := make([]byte, 0, len(text))
 	for i := 0; i < len(text); i++ {
 		switch c := text[i]; c {
 		case ' ', '\t', '\n', '\r':

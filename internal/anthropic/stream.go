@@ -221,7 +221,7 @@ func (s *Stream) call(dst []byte, v openai.Value) []byte {
 		text, _ = args.Text()
 		raw = args.Raw[1 : len(args.Raw)-1]
 	case openai.Obj: // not as a string, as some servers do
-		text = string(compact(nil, args.Raw))
+		text = string(compact(args.Raw))
 		raw = openai.AppendString(nil, text)
 		raw = raw[1 : len(raw)-1]
 	}

@@ -215,6 +215,36 @@ func TestMessagesErrors(t *testing.T) {
 	}
 }
 
+// Limits and credentials speak the client's dialect as well, and a tenant's
+// salt takes the place of the client's.
+func TestMessagesTenants(t *testing.T) {
+	e := startLimited(t, nil, perMinute("rpm", requestCount(60)), perMinute("tpm", totalTokens(60)))
+	bodies := make(chan string, 1)
+	e.router.routes(newWorker(t, "w", func(w http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		bodies <- string(b)
+		refuses(http.StatusOK, usageText(8, 0, 20))(w, r)
+	}))
+	resp, body := e.post(messagesPath, messagesRequest(false, `"cache_salt":"mine",`))
+	if resp.StatusCode != http.StatusOK || resp.Header.Get("Anthropic-Ratelimit-Requests-Remaining") != "59" || resp.Header.Get("Anthropic-Ratelimit-Tokens-Limit") != "60" ||
+		resp.Header.Get("X-Ratelimit-Limit-Requests") != "" {
+		t.Errorf("%d %s %v", resp.StatusCode, body, resp.Header)
+	}
+	if sent := <-bodies; strings.Contains(sent, "mine") || strings.Count(sent, `"cache_salt"`) != 1 {
+		t.Errorf("the worker got %s", sent)
+	}
+	e.limiter.end(1)
+	resp, body = e.post(messagesPath, strings.Replace(messagesRequest(false, ""), `"max_tokens":16`, `"max_tokens":40`, 1))
+	if kind, _ := messagesFault(t, resp, body); resp.StatusCode != http.StatusTooManyRequests || kind != "rate_limit_error" || resp.Header.Get("Retry-After") == "" {
+		t.Errorf("%d %s %v", resp.StatusCode, body, resp.Header)
+	}
+	guarded := startLimited(t, func(_ *ingress.Config, c *routerv1.Catalog) { c.Backends[0].AnonymousTenant = "" })
+	resp, body = guarded.post(messagesPath, messagesRequest(false, ""))
+	if kind, _ := messagesFault(t, resp, body); resp.StatusCode != http.StatusUnauthorized || kind != "authentication_error" {
+		t.Errorf("%d %s %v", resp.StatusCode, body, resp.Header)
+	}
+}
+
 // A stream fails over until its first content, and ends with a typed error
 // after it.
 func TestMessagesFailures(t *testing.T) {
