@@ -42,7 +42,7 @@ func (v *server) startIdentity(ctx context.Context) (stop func(), err error) {
 		}
 	} else {
 		i.salts = salt.New()
-		log.Info("cache salts are made with a secret of this process alone: its tenants find nothing that another ingress, or this one before, left in a prefix cache; give all the same cache-salt-file")
+		log.Info("cache salts are of this process alone: tenants find nothing that another ingress, or this one before, left in a prefix cache; give all the same cache-salt-file")
 	}
 	i.Authenticator = identity.New(ctx, identity.Settings{
 		Review: v.review, Proxy: identity.Proxy{Header: v.TrustedProxyHeader, TrustDomain: v.TrustDomain}, Closed: v.RequireBackend, Log: log,
@@ -90,6 +90,15 @@ type admission struct {
 	path   string // without the backend's prefix
 }
 
+// byMethod labels callers by how they are known.
+var byMethod = func() map[identity.Method]metric.MeasurementOption {
+	out := map[identity.Method]metric.MeasurementOption{}
+	for _, m := range []identity.Method{identity.Open, identity.Anonymous, identity.APIKey, identity.JWT, identity.ServiceAccount, identity.Mesh} {
+		out[m] = metric.WithAttributeSet(attribute.NewSet(attribute.String("method", string(m))))
+	}
+	return out
+}()
+
 // admit finds out who calls. What is wrong has been answered when it is nil.
 func (v *server) admit(w http.ResponseWriter, r *http.Request) *admission {
 	view := v.view.Load()
@@ -103,7 +112,7 @@ func (v *server) admit(w http.ResponseWriter, r *http.Request) *admission {
 		writeError(w, refuse(refusal))
 		return nil
 	}
-	v.identity.calls.Add(v.ctx, 1, metric.WithAttributes(attribute.String("method", string(caller.Method))))
+	v.identity.calls.Add(v.ctx, 1, byMethod[caller.Method])
 	return &admission{view, caller, path}
 }
 

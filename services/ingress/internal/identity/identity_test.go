@@ -293,7 +293,9 @@ func TestIssuerAway(t *testing.T) {
 			t.Errorf("%s: asked %d times", name, n)
 		}
 	}
-	token := func() []string { return bearer(sign(t, jose.ES256, ecKey(), "ec", good("exp", w.time().Add(time.Hour).Unix()))) }
+	token := func() []string {
+		return bearer(sign(t, jose.ES256, ecKey(), "ec", good("exp", w.time().Add(time.Hour).Unix())))
+	}
 	if got := w.call(request("all.example.com", token()...)); !strings.HasPrefix(got, "jwt") {
 		t.Fatal(got)
 	}
