@@ -2,6 +2,7 @@ package classify
 
 import (
 	"math"
+	"math/bits"
 	"slices"
 )
 
@@ -139,8 +140,6 @@ func (s *scan) features(scripts *[scriptCount]int32, root bool) {
 	f := &features{}
 	var g [gramsPerToken]uint32
 	inj := s.margins[:0]
-	skipTo := int32(-1)
-	_ = skipTo
 	for i := range s.toks {
 		t := &s.toks[i]
 		if t.gap >= gapLine {
@@ -185,12 +184,10 @@ func (s *scan) features(scripts *[scriptCount]int32, root bool) {
 			if t.shape == shapeUpper && t.len() > 3 {
 				f.upper++
 			}
-			if l := s.m.lexicon.language(t.hash); l != 0 {
-				for k := range langCount {
-					f.langs[k] += int32(l >> k & 1)
-				}
+			for l := s.m.lexicon.langs[t.lang]; l != 0; l &= l - 1 {
+				f.langs[bits.TrailingZeros32(l)]++
 			}
-			if w := wordGroups[t.hash]; w != 0 {
+			if w := t.group; w != 0 {
 				f.reasoning += int32(w >> 0 & 1)
 				f.constraint += int32(w >> 1 & 1)
 				f.domain += int32(w >> 2 & 1)

@@ -66,6 +66,3 @@ func (l *lexicon) addLanguages() {
 		l.put(h).lang = k
 	}
 }
-
-// language is the set of languages in which a word is among the commonest.
-func (l *lexicon) language(h uint32) uint32 { return l.langs[l.slot(h).lang] }

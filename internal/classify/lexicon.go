@@ -33,10 +33,11 @@ const (
 )
 
 type entry struct {
-	hash uint32
-	lex  uint16
-	ctx  uint8
-	lang uint8
+	hash  uint32
+	lex   uint16
+	group uint16
+	ctx   uint8
+	lang  uint8
 }
 
 // lexicon is a hash table of words. Two words of one hash count as one: with a
@@ -49,7 +50,7 @@ type lexicon struct {
 	words   int
 }
 
-const lexiconSlots = 1 << 18
+const lexiconSlots = 1 << 17
 
 func loadLexicon() (*lexicon, error) {
 	l := &lexicon{mask: lexiconSlots - 1, entries: make([]entry, lexiconSlots), pairs: map[uint64]uint8{}}
@@ -85,6 +86,9 @@ func loadLexicon() (*lexicon, error) {
 	}
 	l.addContext()
 	l.addLanguages()
+	for h, g := range wordGroups {
+		l.put(h).group = g
+	}
 	return l, nil
 }
 
@@ -93,7 +97,7 @@ func (l *lexicon) slot(h uint32) *entry {
 	if h == 0 {
 		h = 1
 	}
-	for i := h * 0x9e3779b1 >> 14 & l.mask; ; i = (i + 1) & l.mask {
+	for i := h * 0x9e3779b1 >> 15 & l.mask; ; i = (i + 1) & l.mask {
 		e := &l.entries[i]
 		if e.hash == h || e.hash == 0 {
 			return e

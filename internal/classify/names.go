@@ -227,9 +227,9 @@ func (s *scan) streetWord(t *token) bool {
 	if t.len() < 7 || t.lex&(lexCommon|lexVery) != 0 && t.shape == shapeLower {
 		return false
 	}
-	w := bytes.ToLower(s.text[t.start:t.end])
+	w := s.text[t.start:t.end]
 	for _, e := range streetEndings {
-		if len(w) > len(e)+2 && bytes.HasSuffix(w, e) {
+		if len(w) > len(e)+2 && lowerByte(w[len(w)-1]) == e[len(e)-1] && bytes.EqualFold(w[len(w)-len(e):], e) {
 			return true
 		}
 	}

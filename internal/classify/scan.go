@@ -77,6 +77,8 @@ type scan struct {
 	tags    []uint8
 	margins []float32
 	custom  *Custom
+	outTmp  []byte
+	segTmp  []segment
 	role    Role
 	ctx     context.Context
 }
@@ -275,6 +277,10 @@ func (s *scan) resolve() {
 		}
 		return a.start - b.start
 	})
+	if len(h) == 0 {
+		s.res.hits = nil
+		return
+	}
 	// Buckets by offset keep this linear for long lists.
 	taken := map[int][]hit{}
 	const bucket = 256
@@ -319,8 +325,7 @@ var hashDouble, hashTriple, hashDash, hashMinus = hashWord("double"), hashWord("
 
 // spelled reads number words from token i on.
 func (s *scan) spelled(v *view, i int) int {
-	var out []byte
-	var segs []segment
+	out, segs := s.outTmp[:0], s.segTmp[:0]
 	j, times := i, 1
 	base := int(s.toks[i].start)
 	end := base
@@ -331,8 +336,8 @@ func (s *scan) spelled(v *view, i int) int {
 		}
 		switch {
 		case t.kind == tokWord && t.lex&lexNumber != 0:
-			d, ok := numberWords[foldString(s.text[t.start:t.end])]
-			if !ok {
+			d := numberDigits[t.hash]
+			if d == 0 {
 				return max(j, i+1)
 			}
 			segs = append(segs, segment{int32(len(out)), t.start - int32(base), false})
@@ -356,31 +361,25 @@ func (s *scan) spelled(v *view, i int) int {
 		j++
 	}
 done:
+	s.outTmp, s.segTmp = out, segs
 	if len(out) >= 6 {
 		s.push(v, out, segs, base, end, i, j, encSpelled)
 	}
 	return max(j, i+1)
 }
 
-func foldString(w []byte) string {
-	var b strings.Builder
-	for _, r := range string(w) {
-		switch r {
-		case 'ß':
-			b.WriteString("ss")
-		case 'æ':
-			b.WriteString("ae")
-		default:
-			b.WriteRune(fold(r))
-		}
+// numberDigits are numberWords by hash.
+var numberDigits = func() map[uint32]byte {
+	m := map[uint32]byte{}
+	for w, d := range numberWords {
+		m[hashWord(w)] = d
 	}
-	return b.String()
-}
+	return m
+}()
 
 // spaced reads single letters and digits from token i on.
 func (s *scan) spaced(v *view, i int) int {
-	var out []byte
-	var segs []segment
+	out, segs := s.outTmp[:0], s.segTmp[:0]
 	base := int(s.toks[i].start)
 	j, alnum := i, 0
 	var sep byte
@@ -409,6 +408,7 @@ func (s *scan) spaced(v *view, i int) int {
 		out = append(out, s.text[t.start:t.end]...)
 		j++
 	}
+	s.outTmp, s.segTmp = out, segs
 	if alnum >= 6 && j > i {
 		s.push(v, out, segs, base, int(s.toks[j-1].end), i, j, encSpaced)
 	}
@@ -421,7 +421,7 @@ func (s *scan) push(v *view, out []byte, segs []segment, base, end, i, j int, en
 		return
 	}
 	near := s.near(i, j)
-	sub := &view{text: out, segs: segs, source: end - base, base: base, parent: v, enc: enc, depth: maxDepth}
+	sub := &view{text: slices.Clone(out), segs: slices.Clone(segs), source: end - base, base: base, parent: v, enc: enc, depth: maxDepth}
 	// It is short: it is scanned at once, with what is announced around it.
 	s.aside(sub, near, nil)
 }

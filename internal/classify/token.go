@@ -39,8 +39,9 @@ type token struct {
 	kind       uint8
 	shape      uint8
 	gap        uint8
-	sign       byte // of tokSign; 0xff if it is not ASCII
-	tag        uint8
+	sign       byte   // of tokSign; 0xff if it is not ASCII
+	lang       uint8  // see lexicon.langs
+	group      uint16 // see groupWords
 }
 
 func (t *token) len() int { return int(t.end - t.start) }
@@ -193,7 +194,8 @@ func tokenise(dst []token, text []byte, lex *lexicon, scripts *[scriptCount]int3
 			t.shape = shapeMixed
 		}
 		if t.kind != tokNumber {
-			t.lex, t.ctx = lex.lookup(t.hash)
+			e := lex.slot(t.hash)
+			t.lex, t.ctx, t.lang, t.group = e.lex, e.ctx, e.lang, e.group
 			if t.shape == shapeMixed || t.kind == tokMixed {
 				t.ctx = max(t.ctx, innerContext(text[t.start:t.end], lex))
 			}
