@@ -73,6 +73,12 @@ func checks(url string, s *adminv1.StatusResponse, err error) []check {
 		return out
 	}
 	need("router", "catalog is loaded", s.GetCatalogVersion() > 0, "the resources were never good: see the router's log, and kinfctl validate")
+	switch {
+	case s.GetOpen():
+		add("gateway", "callers are known", unknown, "there is no GatewayBackend: whoever reaches the gateway is served, without limits")
+	case s.GetCatalogVersion() > 0:
+		add("gateway", "callers are known", passed, "")
+	}
 	need("kvtracker", "is followed", s.GetTrackerConnected(), "it is away or not configured: the router goes by its own memory of what is cached where")
 	if len(s.GetWorkers()) == 0 {
 		add("workers", "there are some", unknown, "no InferenceWorkerSet of the catalog has workers: give endpoints, or a selector that Pods match")

@@ -151,7 +151,7 @@ func TestLive(t *testing.T) {
 		{"top", "top --once", bad(), 0},
 		{"check-good", "check", good(), 0},
 		{"check-bad", "check", bad(), 1},
-		{"check-empty", "check", &adminv1.StatusResponse{CatalogVersion: 1, TrackerConnected: true}, 0},
+		{"check-empty", "check", &adminv1.StatusResponse{CatalogVersion: 1, TrackerConnected: true, Open: true}, 0},
 		{"check-yaml", "check -o yaml", good(), 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -44,7 +44,11 @@ func printStatus(w io.Writer, s *adminv1.StatusResponse, now time.Time) error {
 	if !s.GetTrackerConnected() {
 		tracker = "away"
 	}
-	fmt.Fprintf(w, "catalog version %d, kvtracker %s\n\n", s.GetCatalogVersion(), tracker)
+	open := ""
+	if s.GetOpen() {
+		open = ", open to everybody: there is no GatewayBackend"
+	}
+	fmt.Fprintf(w, "catalog version %d, kvtracker %s%s\n\n", s.GetCatalogVersion(), tracker, open)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "profile\ttokens from\ttoken ids\tblock\tcached tokens\tagree\ttoo few\ttoo many")
 	for _, p := range s.GetProfiles() {

@@ -54,12 +54,12 @@ func (x *routing) recorded() *decisions.Record {
 	} else {
 		order = nil
 	}
-	r.Ranked = min(len(order), decisions.MaxCandidates)
-	r.OmittedCandidates = len(order) - r.Ranked
+	ranked := min(len(order), decisions.MaxCandidates)
+	r.OmittedCandidates = len(order) - ranked
 	dropped := min(len(x.endpoints)-len(order), decisions.MaxCandidates)
 	r.OmittedDropped = len(x.endpoints) - len(order) - dropped
-	r.Candidates = make([]decisions.Candidate, 0, r.Ranked+dropped)
-	for _, i := range order[:r.Ranked] {
+	r.Candidates = make([]decisions.Candidate, 0, ranked+dropped)
+	for _, i := range order[:ranked] {
 		r.Candidates = append(r.Candidates, x.candidate(i))
 	}
 	for i := range x.endpoints {

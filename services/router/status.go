@@ -30,7 +30,7 @@ func (s *server) status() *adminv1.StatusResponse {
 	if v == nil {
 		return out
 	}
-	out.CatalogVersion = v.Number
+	out.CatalogVersion, out.Open = v.Number, len(v.Resources.Backends) == 0
 	now := s.now()
 	sizes := map[string]uint32{}
 	for _, p := range v.Message.GetCatalog().GetProfiles() {

@@ -205,14 +205,22 @@ func TestKubernetes(t *testing.T) {
 }
 
 func TestMemoryIsBounded(t *testing.T) {
-	k := NewKubernetes(&api{})
+	a := &api{}
+	k := NewKubernetes(a)
+	if c, err := k.Lookup(t.Context(), "good"); c == nil {
+		t.Fatal(err)
+	}
 	for i := range 3 * maxRemembered {
 		if _, err := k.Lookup(t.Context(), fmt.Sprint("bad", i)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if n := len(k.users.all); n > maxRemembered {
-		t.Errorf("%d users are remembered", n)
+	if n := len(k.unknown.all); n > maxRemembered {
+		t.Errorf("%d tokens are remembered", n)
+	}
+	before := a.reviews
+	if c, err := k.Lookup(t.Context(), "good"); c == nil || a.reviews != before {
+		t.Errorf("wrong tokens crowd out a good one: %v", err)
 	}
 }
 

@@ -41,8 +41,10 @@ type Kubernetes struct {
 	clock func() time.Time
 	slots chan struct{}
 
-	users  memory[[sha256.Size]byte, *review.User]
-	rights memory[right, bool]
+	// Apart, so that a flood of wrong tokens does not crowd out the good ones.
+	users   memory[[sha256.Size]byte, *review.User]
+	unknown memory[[sha256.Size]byte, bool]
+	rights  memory[right, bool]
 }
 
 type right struct {
@@ -59,6 +61,9 @@ func NewKubernetes(api Reviewer) *Kubernetes {
 func (k *Kubernetes) Lookup(ctx context.Context, token string) (*Caller, error) {
 	hash := sha256.Sum256([]byte(token))
 	u, ok := k.users.get(k.clock(), hash)
+	if _, wrong := k.unknown.get(k.clock(), hash); wrong {
+		return nil, nil
+	}
 	if !ok {
 		err := k.ask(ctx, func(ctx context.Context) (err error) {
 			u, err = k.api.Authenticate(ctx, token)
@@ -67,14 +72,11 @@ func (k *Kubernetes) Lookup(ctx context.Context, token string) (*Caller, error) 
 		if err != nil {
 			return nil, err
 		}
-		keep := remembered
 		if u == nil {
-			keep = refused
+			k.unknown.put(k.clock(), hash, true, refused)
+			return nil, nil
 		}
-		k.users.put(k.clock(), hash, u, keep)
-	}
-	if u == nil {
-		return nil, nil
+		k.users.put(k.clock(), hash, u, remembered)
 	}
 	return &Caller{Name: u.Name, Source: "kubernetes", allowed: func(ctx context.Context, p Permission) (bool, error) { return k.allowed(ctx, hash, u, p) }}, nil
 }

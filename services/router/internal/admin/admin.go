@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"time"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
@@ -43,6 +44,8 @@ type Settings struct {
 	Keys      Keys
 	// Access says who may call; without a source nobody may.
 	Access access.Sources
+	// Recheck is how often it is looked whether a stream is still allowed; 0: 10 s.
+	Recheck time.Duration
 	// Audit receives a line for each call that changes something or is refused; nil:
 	// none.
 	Audit *Audit
@@ -155,7 +158,7 @@ func (s *service) WatchDecisions(ctx context.Context, r *adminv1.WatchDecisionsR
 	for {
 		d, missed, err := sub.Next(ctx)
 		if err != nil {
-			return err
+			return context.Cause(ctx) // why the stream ends: it may be allowed no longer
 		}
 		if err := out.Send(&adminv1.WatchDecisionsResponse{Decision: d, Missed: missed}); err != nil {
 			return err

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -360,6 +361,33 @@ func TestListWorkers(t *testing.T) {
 	}
 	if _, err := c.Evaluate(t.Context(), &adminv1.EvaluateRequest{Model: strings.Repeat("m", maxRequest)}); connect.CodeOf(err) != connect.CodeInvalidArgument {
 		t.Error(err)
+	}
+}
+
+// fickle lets in until it is told not to.
+type fickle struct{ refuse atomic.Bool }
+
+func (f *fickle) Lookup(_ context.Context, token string) (*access.Caller, error) {
+	if f.refuse.Load() {
+		return nil, nil
+	}
+	return access.Secret("s").Lookup(context.Background(), token)
+}
+
+// A stream ends when its token is taken back.
+func TestStreamEndsWithItsRight(t *testing.T) {
+	var source fickle
+	url := api(t, Settings{Router: router{}, Decisions: decisions.New(8), Access: access.Sources{&source}, Recheck: 5 * time.Millisecond})
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	s, err := client(t, url, "s").WatchDecisions(ctx, &adminv1.WatchDecisionsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	source.refuse.Store(true)
+	if s.Receive() || connect.CodeOf(s.Err()) != connect.CodeUnauthenticated {
+		t.Errorf("got %v", s.Err())
 	}
 }
 

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -33,6 +34,11 @@ func guard(s Settings, needs map[string]access.Permission, next http.Handler) ht
 			}
 			return
 		}
+		if need.Verb == "watch" {
+			ctx, stop := s.whileAllowed(r, need)
+			defer stop()
+			r = r.WithContext(ctx)
+		}
 		if !changes {
 			next.ServeHTTP(w, r)
 			return
@@ -41,6 +47,29 @@ func guard(s Settings, needs map[string]access.Permission, next http.Handler) ht
 		next.ServeHTTP(w, r.WithContext(ctx))
 		s.Audit.write(entry{caller, need, r.URL.Path, outcomeOf(*ctx.Value(outcomeKey{}).(*error))})
 	})
+}
+
+// whileAllowed is the context of a stream, which ends when its token no longer
+// allows it. While that cannot be found out the stream goes on.
+func (s *Settings) whileAllowed(r *http.Request, need access.Permission) (ctx context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(r.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(cmp.Or(s.Recheck, 10*time.Second))
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			if _, err := s.Access.Check(ctx, bearer(r.Header), need); err != nil && !errors.Is(err, access.ErrAway) && ctx.Err() == nil {
+				cancel(refusal(s.Access, err))
+			}
+		}
+	}()
+	return ctx, func() { cancel(nil); <-done }
 }
 
 // bearer is the token of a call; empty if there is none.

@@ -37,10 +37,9 @@ type Record struct {
 	// have.
 	Windows    []time.Duration
 	Thresholds []policy.Threshold
-	// Candidates are those in the order of preference, Ranked of them, and then
-	// those that were dropped.
+	// Candidates are those in the order of preference, and then those that were
+	// dropped.
 	Candidates []Candidate
-	Ranked     int
 	// OmittedCandidates and OmittedDropped were left out of them.
 	OmittedCandidates, OmittedDropped int
 	// Chosen is the worker or provider chosen first; empty if none was.

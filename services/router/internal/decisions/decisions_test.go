@@ -41,7 +41,7 @@ func TestProto(t *testing.T) {
 	at := time.Unix(100, 0)
 	l.Add(&Record{
 		RequestID: "r", Model: "m", Tenant: "t", Pool: "n/p", Decided: at, Waited: time.Second, CatalogVersion: 7, Policy: "predictedttft", Reason: "so", TimeScale: 1,
-		Request: &adminv1.RecordedRequest{Qos: "batch"}, Windows: []time.Duration{10 * time.Second}, Ranked: 1, Chosen: "a/0", OmittedDropped: 3,
+		Request: &adminv1.RecordedRequest{Qos: "batch"}, Windows: []time.Duration{10 * time.Second}, Chosen: "a/0", OmittedDropped: 3,
 		Verdict: &adminv1.Verdict{Action: "route", Rule: "n/p/r", Chosen: "a/0"},
 		Candidates: []Candidate{
 			{

@@ -9,10 +9,11 @@ import (
 )
 
 const (
-	// maxSubscriptions bounds the readers at one time.
-	maxSubscriptions = 64
-	// maxPending bounds the records that wait for one reader; the others it misses.
-	maxPending = 256
+	// maxSubscriptions bounds the readers at one time, and maxPending the records
+	// that wait for one of them; the others it misses. Together they hold no more
+	// than the log itself does by default.
+	maxSubscriptions = 32
+	maxPending       = 64
 )
 
 // Filter says which records somebody wants. Its zero value takes all when they
@@ -34,7 +35,7 @@ func (f *Filter) takes(r *Record) bool {
 	}
 	switch {
 	case f.Model != "" && f.Model != r.Model,
-		f.Tenant != "" && !slices.ContainsFunc(append(r.Request.GetTenants(), r.Tenant), func(t string) bool { return named(t, f.Tenant) }),
+		f.Tenant != "" && !named(r.Tenant, f.Tenant) && !slices.ContainsFunc(r.Request.GetTenants(), func(t string) bool { return named(t, f.Tenant) }),
 		f.Policy != "" && !named(policyName, f.Policy),
 		f.Rule != "" && rule != f.Rule,
 		f.Worker != "" && !serves(r.Chosen, f.Worker) && !serves(r.servedBy, f.Worker),

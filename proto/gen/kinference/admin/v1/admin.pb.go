@@ -1318,7 +1318,9 @@ type StatusResponse struct {
 	Profiles  []*ProfileStatus  `protobuf:"bytes,4,rep,name=profiles,proto3" json:"profiles,omitempty"`
 	Providers []*ProviderStatus `protobuf:"bytes,5,rep,name=providers,proto3" json:"providers,omitempty"`
 	// Requests that wait for an endpoint by a rule's onEmpty.
-	Queued        uint32 `protobuf:"varint,6,opt,name=queued,proto3" json:"queued,omitempty"`
+	Queued uint32 `protobuf:"varint,6,opt,name=queued,proto3" json:"queued,omitempty"`
+	// There is no GatewayBackend: whoever reaches the gateway is served.
+	Open          bool `protobuf:"varint,7,opt,name=open,proto3" json:"open,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1393,6 +1395,13 @@ func (x *StatusResponse) GetQueued() uint32 {
 		return x.Queued
 	}
 	return 0
+}
+
+func (x *StatusResponse) GetOpen() bool {
+	if x != nil {
+		return x.Open
+	}
+	return false
 }
 
 // ListWorkersRequest selects workers.
@@ -3634,14 +3643,15 @@ const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"\x05field\x18\x04 \x01(\tR\x05field\x12\x18\n" +
 	"\amessage\x18\x05 \x01(\tR\amessage\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\bR\x05error\"\x0f\n" +
-	"\rStatusRequest\"\xbe\x02\n" +
+	"\rStatusRequest\"\xd2\x02\n" +
 	"\x0eStatusResponse\x12'\n" +
 	"\x0fcatalog_version\x18\x01 \x01(\x04R\x0ecatalogVersion\x12+\n" +
 	"\x11tracker_connected\x18\x02 \x01(\bR\x10trackerConnected\x12;\n" +
 	"\aworkers\x18\x03 \x03(\v2!.kinference.admin.v1.WorkerStatusR\aworkers\x12>\n" +
 	"\bprofiles\x18\x04 \x03(\v2\".kinference.admin.v1.ProfileStatusR\bprofiles\x12A\n" +
 	"\tproviders\x18\x05 \x03(\v2#.kinference.admin.v1.ProviderStatusR\tproviders\x12\x16\n" +
-	"\x06queued\x18\x06 \x01(\rR\x06queued\"3\n" +
+	"\x06queued\x18\x06 \x01(\rR\x06queued\x12\x12\n" +
+	"\x04open\x18\a \x01(\bR\x04open\"3\n" +
 	"\x12ListWorkersRequest\x12\x1d\n" +
 	"\n" +
 	"worker_set\x18\x01 \x01(\tR\tworkerSet\"\x95\x01\n" +
