@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/csv"
 	"encoding/json"
@@ -81,7 +82,7 @@ func focusRows(out *csv.Writer, row *accountingv1.Row, account, currency string)
 	if err != nil {
 		return err
 	}
-	tenant := or(row.GetTenant(), "-")
+	tenant := cmp.Or(row.GetTenant(), "-")
 	resource := row.GetBackend() + "/" + row.GetModel()
 	for _, m := range []meterRow{
 		{"Input Tokens", "Prompt tokens that were not cached", s.GetInput() - min(s.GetCachedInput(), s.GetInput()), s.GetInputCost(), s.GetInputPrice()},
@@ -91,7 +92,7 @@ func focusRows(out *csv.Writer, row *accountingv1.Row, account, currency string)
 		if m.tokens == 0 {
 			continue
 		}
-		cost := or(m.cost, "0")
+		cost := cmp.Or(m.cost, "0")
 		sku := resource + "/" + strings.ToLower(strings.ReplaceAll(m.name, " ", "-"))
 		priceID := ""
 		if row.GetPriceVersion() != "" && m.price != "" {

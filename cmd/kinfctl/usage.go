@@ -2,10 +2,13 @@ package main
 
 import (
 	"bufio"
+	"cmp"
+	"context"
 	"encoding/csv"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -42,13 +45,23 @@ type usageFlags struct {
 
 func (f *usageFlags) register(cmd *cobra.Command) {
 	fs := cmd.Flags()
-	fs.StringVar(&f.accounting, "accounting", "http://127.0.0.1:7106", "base URL of accounting")
+	fs.StringVar(&f.accounting, "accounting", "", "base URL of accounting; empty: $"+envAccounting+", or "+defaultAccounting)
 	fs.DurationVar(&f.since, "since", 24*time.Hour, "how far back, in whole hours, if there is no --from")
 	fs.StringVar(&f.from, "from", "", "from when on: 2026-11-30, or with time as 2026-11-30T08:00:00Z")
 	fs.StringVar(&f.to, "to", "", "until when; empty: now")
 	fs.StringSliceVar(&f.tenants, "tenant", nil, "tenants as namespace/name; - for an open gateway")
 	fs.StringSliceVar(&f.organisations, "organisation", nil, "organisations as namespace/name")
 	fs.StringSliceVar(&f.models, "model", nil, "models as clients ask for them")
+}
+
+const (
+	envAccounting     = "KINFERENCE_ACCOUNTING"
+	defaultAccounting = "http://127.0.0.1:7106"
+)
+
+func (f *usageFlags) client(ctx context.Context) accountingv1connect.AccountingServiceClient {
+	url := cmp.Or(f.accounting, os.Getenv(envAccounting), defaultAccounting)
+	return rpc.Client(ctx, strings.TrimRight(url, "/"), accountingv1connect.NewAccountingServiceClient)
 }
 
 func (f *usageFlags) filter(now time.Time) (*accountingv1.Filter, error) {
@@ -84,7 +97,7 @@ func parseTime(s string) (time.Time, error) {
 func usageCommand() *cobra.Command {
 	var f usageFlags
 	var by []string
-	var step, output string
+	var step, form string
 	cmd := &cobra.Command{
 		Use:   "usage",
 		Short: "Show what tenants used and what it cost",
@@ -112,11 +125,10 @@ func usageCommand() *cobra.Command {
 				}
 				request.Step = s
 			}
-			if !slices.Contains([]string{"table", "csv", "json", "yaml"}, output) {
-				return usageError{fmt.Errorf("output %q is unknown: want table, json, yaml or csv", output)}
+			if !slices.Contains([]string{"table", "csv", "json", "yaml"}, form) {
+				return usageError{fmt.Errorf("output %q is unknown: want table, json, yaml or csv", form)}
 			}
-			client := rpc.Client(cmd.Context(), f.accounting, accountingv1connect.NewAccountingServiceClient)
-			answer, err := client.QueryUsage(cmd.Context(), request)
+			answer, err := f.client(cmd.Context()).QueryUsage(cmd.Context(), request)
 			if err != nil {
 				return fmt.Errorf("ask accounting: %w", err)
 			}
@@ -124,24 +136,22 @@ func usageCommand() *cobra.Command {
 				fmt.Fprintf(cmd.ErrOrStderr(), "%d requests are on their way to the ledger and not in here yet.\n", lag)
 			}
 			table := usageTable(request, answer)
-			if output == "csv" {
+			if form == "csv" {
 				return writeCSV(cmd.OutOrStdout(), table)
 			}
-			return outputOf(output).print(cmd.OutOrStdout(), answer, func(w io.Writer) error { return writeTable(w, table) })
+			return output(form).print(cmd.OutOrStdout(), answer, func(w io.Writer) error { return writeTable(w, table) })
 		},
 	}
 	f.register(cmd)
 	cmd.Flags().StringSliceVar(&by, "by", []string{"tenant", "model"}, "what has a row of its own: "+strings.Join(words(groups), ", "))
 	cmd.Flags().StringVar(&step, "step", "", "time that a row covers: hour, day or month; empty: all of it")
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "table, json, yaml or csv")
+	cmd.Flags().StringVarP(&form, "output", "o", "table", "table, json, yaml or csv")
 	complete(cmd, "by", words(groups)...)
 	complete(cmd, "step", "hour", "day", "month")
 	complete(cmd, "output", "table", "json", "yaml", "csv")
 	cmd.AddCommand(usageExportCommand())
 	return cmd
 }
-
-func outputOf(s string) output { return output(s) }
 
 func words[V any](m map[string]V) []string {
 	var out []string
@@ -173,7 +183,7 @@ func usageTable(r *accountingv1.QueryUsageRequest, answer *accountingv1.QueryUsa
 		}
 		for _, g := range r.GetGroupBy() {
 			line = append(line, map[accountingv1.Group]string{
-				accountingv1.Group_GROUP_TENANT: or(row.GetTenant(), "-"), accountingv1.Group_GROUP_ORGANISATION: or(row.GetOrganisation(), "-"),
+				accountingv1.Group_GROUP_TENANT: cmp.Or(row.GetTenant(), "-"), accountingv1.Group_GROUP_ORGANISATION: cmp.Or(row.GetOrganisation(), "-"),
 				accountingv1.Group_GROUP_COST_CENTER: row.GetCostCenter(), accountingv1.Group_GROUP_MODEL: row.GetModel(), accountingv1.Group_GROUP_BACKEND: row.GetBackend(),
 				accountingv1.Group_GROUP_ENDPOINT: row.GetEndpoint(), accountingv1.Group_GROUP_PRICE_VERSION: row.GetPriceVersion(),
 			}[g])
@@ -185,13 +195,6 @@ func usageTable(r *accountingv1.QueryUsageRequest, answer *accountingv1.QueryUsa
 		out = append(out, append(line, s.GetCost(), s.GetCurrency()))
 	}
 	return out
-}
-
-func or(s, otherwise string) string {
-	if s == "" {
-		return otherwise
-	}
-	return s
 }
 
 func writeTable(w io.Writer, table [][]string) error {
@@ -243,7 +246,7 @@ events: the usage events themselves, as CloudEvents in JSON, one a line.`,
 			if err != nil {
 				return err
 			}
-			client := rpc.Client(cmd.Context(), f.accounting, accountingv1connect.NewAccountingServiceClient)
+			client := f.client(cmd.Context())
 			w := bufio.NewWriter(cmd.OutOrStdout())
 			switch format {
 			case "focus":

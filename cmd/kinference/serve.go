@@ -43,8 +43,8 @@ namespace kinference.`,
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "endpoint %s/v1\nadmin    %s\nrouter   %s\n\nfor kinfctl:\n  export KINFERENCE_ADMIN=%s KINFERENCE_ADMIN_TOKEN_FILE=%s\n",
-				s.URL(), s.AdminURL(), s.RouterURL(), s.AdminAPIURL(), s.AdminTokenFile())
+			fmt.Fprintf(cmd.OutOrStdout(), "endpoint %s/v1\nadmin    %s\nrouter   %s\n\nfor kinfctl:\n  export KINFERENCE_ADMIN=%s KINFERENCE_ADMIN_TOKEN_FILE=%s\n  export KINFERENCE_ACCOUNTING=%s\n",
+				s.URL(), s.AdminURL(), s.RouterURL(), s.AdminAPIURL(), s.AdminTokenFile(), s.AccountingURL())
 			select {
 			case err = <-s.Failed():
 			case <-cmd.Context().Done():

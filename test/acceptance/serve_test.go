@@ -110,7 +110,7 @@ func TestServeInFrontOfExistingWorkers(t *testing.T) {
 	}
 
 	addr, admin := freeAddr(t), freeAddr(t)
-	serve := run(t, filepath.Join(bin, "kinference"), "serve", "--config", conf, "--listen", addr, "--admin-listen", admin, "--router-listen", "127.0.0.1:0", "--admin-api-listen", "127.0.0.1:0")
+	serve := run(t, filepath.Join(bin, "kinference"), "serve", "--config", conf, "--listen", addr, "--admin-listen", admin, "--router-listen", "127.0.0.1:0", "--admin-api-listen", "127.0.0.1:0", "--accounting-listen", "127.0.0.1:0")
 	var forKinfctl []string // what serve says to export
 	for lines := bufio.NewScanner(serve.stdout); forKinfctl == nil && lines.Scan(); {
 		if f := strings.Fields(lines.Text()); len(f) == 3 && f[0] == "export" {
