@@ -299,6 +299,19 @@ func TestDeepTenants(t *testing.T) {
 	if _, problems := (Options{}).Compile(append(objects, tenant("t9", "t8"))); len(messages(problems)) != 1 || !strings.Contains(messages(problems)[0], "level 9") {
 		t.Error(problems)
 	}
+	// All limits of all levels are counted in one step.
+	limited := func(name, parent string) Object {
+		o := tenant(name, parent).(*v1alpha1.InferenceTenant)
+		for i := range 33 {
+			n := int64(i + 1)
+			o.Spec.Limits = append(o.Spec.Limits,
+				v1alpha1.Limit{Name: v1alpha1.EntryName(fmt.Sprint("l", i)), Per: []v1alpha1.LimitScope{v1alpha1.PerUser}, Requests: &n, Window: v1alpha1.Window(fmt.Sprint(i+1, "s"))})
+		}
+		return o
+	}
+	if _, problems := (Options{}).Compile([]Object{limited("top", ""), limited("leaf", "top")}); !slices.ContainsFunc(messages(problems), func(m string) bool { return strings.Contains(m, "gives the tenant 66 limits") }) {
+		t.Error(messages(problems))
+	}
 	// Of a cycle the newest is at fault, and those below it are not.
 	cycle := []Object{tenant("below", "a"), tenant("a", "b"), tenant("b", "c"), tenant("c", "a")}
 	c, problems = Options{Partial: true}.Compile(cycle)

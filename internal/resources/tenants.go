@@ -14,6 +14,10 @@ import (
 // maxLevels bounds the hierarchy of tenants: a request is counted at each.
 const maxLevels = 8
 
+// maxLimits bounds the limits of a tenant and those above it: the limiter counts
+// all that a request must fit in one step.
+const maxLimits = 64
+
 // checkTenant checks what the schema cannot say.
 func checkTenant(o *object, s *v1alpha1.InferenceTenantSpec) {
 	for i, l := range s.Limits {
@@ -109,8 +113,10 @@ func (c *compiler) checkParents(o *object, spec *v1alpha1.InferenceTenantSpec) {
 		}
 		names = append(names, p.GetName())
 	}
+	limits := len(spec.Limits)
 	for p := parent; p != nil; p = c.parent(p) {
 		above := p.Object.(*v1alpha1.InferenceTenant).Spec.Limits
+		limits += len(above)
 		for i := range spec.Limits {
 			for j := range above {
 				a, b := measureOf(&spec.Limits[i]), measureOf(&above[j])
@@ -120,6 +126,9 @@ func (c *compiler) checkParents(o *object, spec *v1alpha1.InferenceTenantSpec) {
 				}
 			}
 		}
+	}
+	if limits > maxLimits {
+		o.errorf(field, "gives the tenant %d limits together with those above it: a request is counted in %d at most", limits, maxLimits)
 	}
 }
 
