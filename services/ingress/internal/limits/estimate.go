@@ -118,7 +118,8 @@ func (l *Learner) Estimate(tenant, model string, a Ask, lend int64) Estimate {
 		}
 		return e
 	case l.Exact || most <= farMore*guess:
-		e.Output = min(most*choices, maxTokens)
+		// All of the context, for a client that set no limit: no reason to refuse it for good.
+		e.Output, e.Guess = min(most*choices, maxTokens), a.Max <= 0
 		return e
 	}
 	left := min((most-guess)*choices, maxTokens)

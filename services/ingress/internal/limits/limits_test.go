@@ -359,7 +359,7 @@ func TestEstimate(t *testing.T) {
 	check("longer", limits.Ask{Max: 32_000, Choices: 1}, plenty, 5793, true)
 	l.Exact = true
 	check("exact", limits.Ask{Max: 32_000, Choices: 1}, plenty, 32_000, false)
-	check("exact without a limit", limits.Ask{Room: 5000, Choices: 1}, plenty, 5000, false)
+	check("exact without a limit", limits.Ask{Room: 5000, Choices: 1}, plenty, 5000, true)
 	if got := l.Pace("t", "m", 2*time.Second); got < 300 || got > 10_000 {
 		t.Errorf("pace %d", got)
 	}
