@@ -20,7 +20,7 @@ import (
 type KeySecrets struct{ Client dynamic.Interface }
 
 // changes bounds how often a Secret is read anew.
-const changes = 5
+const changes = 10
 
 // Put changes or adds one record of a Secret, as resources.KeyFolder does. The Secret
 // is made where there is none; one without the label is somebody else's.

@@ -32,6 +32,7 @@ func TestRealAPI(t *testing.T) {
 	t.Run("takeover", func(t *testing.T) { testTakeover(t, c) })
 	t.Run("pods", func(t *testing.T) { testPods(t, c) })
 	t.Run("keys", func(t *testing.T) { testKeys(t, c) })
+	t.Run("write keys", func(t *testing.T) { testWriteKeys(t, c) })
 	t.Run("tokens", func(t *testing.T) { testTokens(t, c) })
 	t.Run("rights", func(t *testing.T) { testRights(t, c) })
 	t.Run("extension", func(t *testing.T) { testExtension(t, c) })

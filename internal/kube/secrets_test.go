@@ -3,8 +3,10 @@ package kube_test
 import (
 	"context"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 	"github.com/kinference/kinference/internal/apikey"
 	"github.com/kinference/kinference/internal/kube"
 	"github.com/kinference/kinference/internal/kube/review"
+	"github.com/kinference/kinference/internal/resources"
 )
 
 func secretObject(name string, labels map[string]any, entries map[string]string) *unstructured.Unstructured {
@@ -107,6 +110,56 @@ spec: { hostnames: [ keys.example.com ], poolRef: { name: default } }
 	eventually(t, "what is wrong", status("team", tenants, `entry "password"`))
 	if brief, _ := c.conditions(t, tenants, ns, "team"); strings.Contains(brief, "hunter2") || strings.Contains(brief, key) {
 		t.Error(brief)
+	}
+}
+
+// The router writes records: into a Secret that it makes, of several writers at once
+// all, and not into one of somebody else.
+func testWriteKeys(t *testing.T, c *cluster) {
+	ns := c.namespace(t, "write-keys")
+	client, err := kube.Client(c.config(t, "kinference-router"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := c.router(t, "kinference-router", "a")
+	c.must(t, ns, `
+apiVersion: kinference.buoyant.io/v1alpha1
+kind: InferenceTenant
+metadata: { name: team }
+spec: { identities: [ { apiKeySecretRef: { name: team-keys } } ] }
+`)
+	tenant := func() *resources.Tenant {
+		catalog, _ := r.now()
+		if catalog == nil {
+			return nil
+		}
+		return catalog.TenantNamed(ns + "/team")
+	}
+	eventually(t, "the tenant", func() bool { return tenant() != nil })
+	w := &kube.KeySecrets{Client: client}
+	var wg sync.WaitGroup
+	for range 6 {
+		wg.Go(func() {
+			key, secret, made, err := resources.CreateKey(t.Context(), w, tenant(), apikey.Record{User: "u", Created: time.Now()}, time.Hour)
+			if err != nil || secret != "team-keys" || made.SHA256 != apikey.Hash(key) {
+				t.Errorf("%s %+v: %v", secret, made, err)
+			}
+		})
+	}
+	wg.Wait()
+	eventually(t, "all keys", func() bool { return len(tenant().Keys) == 6 })
+	id := tenant().Keys[3].ID
+	if _, revoked, err := resources.RevokeKey(t.Context(), w, tenant(), id, time.Now()); err != nil || revoked.Revoked.IsZero() {
+		t.Errorf("%+v: %v", revoked, err)
+	}
+	eventually(t, "the revocation", func() bool { return !tenant().Keys[3].Revoked.IsZero() && tenant().Keys[2].Revoked.IsZero() })
+
+	if _, err := c.admin.Resource(secretsGVR).Namespace(ns).Create(t.Context(), secretObject("password", nil, nil), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	err = w.Put(t.Context(), ns, "password", func([]apikey.Record) (apikey.Record, error) { return tenant().Keys[0], nil })
+	if !errors.Is(err, resources.ErrNotOurs) {
+		t.Errorf("a Secret without the label: %v", err)
 	}
 }
 
