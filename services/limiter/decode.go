@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"errors"
 	"fmt"
 	"sort"
 	"strings"
@@ -107,10 +108,8 @@ func decodeWindow(w *limiterv1.Window, out *store.Bucket) error {
 	if w.MaxDebt != nil {
 		out.MaxDebt = w.GetMaxDebt()
 	}
-	for what, n := range map[string]int64{"limit": out.Rate, "burst": out.Capacity, "max_debt": out.MaxDebt} {
-		if err := amount(what+" of "+out.Key, n); err != nil {
-			return err
-		}
+	if err := errors.Join(amount("limit of "+out.Key, out.Rate), amount("burst of "+out.Key, out.Capacity), amount("max_debt of "+out.Key, out.MaxDebt)); err != nil {
+		return err
 	}
 	if w.GetPeriod() == nil && out.Rate == 0 {
 		return nil
