@@ -1,7 +1,9 @@
 package acceptance
 
 import (
+	"encoding/json"
 	"fmt"
+	"net/http"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -128,4 +130,48 @@ spec: { selector: { matchLabels: { app: vllm } }, models: [ { name: m%d } ] }
 	is("False router replica b does not serve this generation yet")
 	c.replica(bin, "b") // as kubelet would start it again
 	is("True every router replica serves this generation")
+}
+
+// A second router that has seen none of the requests finds what they left in the
+// caches: every replica has the engines' own events to go by.
+func TestReplicasSeeTheSameCaches(t *testing.T) {
+	bin := build(t, "services/router/cmd/router", "services/ingress/cmd/ingress")
+	e := start(t, settings{workers: 3})
+	const prompts = 8
+	for i := range prompts {
+		if a := e.chat(req{text: words(100*i, 800), max: 1}); a.status != http.StatusOK {
+			t.Fatal(a.status, a.body)
+		}
+	}
+	free := freeAddrs(t, 4)
+	run(t, filepath.Join(bin, "router"), "--config", e.dir, "--listen", free[0], "--admin-listen", free[1], "--admin-api-listen", "",
+		"--kvtracker-url", e.stack.KVTrackerURL(), "--time-scale", "50", "--drain-timeout", "2s")
+	run(t, filepath.Join(bin, "ingress"), "--listen", free[2], "--admin-listen", free[3], "--router-url", "http://"+free[0], "--drain-timeout", "2s")
+	second := func(i int) (out struct {
+		Usage struct {
+			Prompt  int `json:"prompt_tokens"`
+			Details struct {
+				Cached int `json:"cached_tokens"`
+			} `json:"prompt_tokens_details"`
+		}
+	}, ok bool) {
+		resp, err := e.client.Post("http://"+free[2]+"/v1/chat/completions", "application/json", strings.NewReader(req{text: words(100*i, 800), max: 1}.body()))
+		if err != nil {
+			return out, false
+		}
+		defer resp.Body.Close()
+		return out, resp.StatusCode == http.StatusOK && json.NewDecoder(resp.Body).Decode(&out) == nil
+	}
+	fresh := 1000
+	e.eventually("the second pair follows the engines", func() bool {
+		fresh++
+		e.chat(req{text: words(100*fresh, 800), max: 1})
+		a, ok := second(fresh)
+		return ok && a.Usage.Details.Cached > 0
+	})
+	for i := range prompts {
+		if a, ok := second(i); !ok || a.Usage.Details.Cached < a.Usage.Prompt/2 {
+			t.Errorf("prompt %d: %v, %d of %d tokens were cached where it went", i, ok, a.Usage.Details.Cached, a.Usage.Prompt)
+		}
+	}
 }
