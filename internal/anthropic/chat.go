@@ -1,7 +1,6 @@
 package anthropic
 
 import (
-	"bytes"
 	"strconv"
 
 	"github.com/kinference/kinference/internal/openai"
@@ -394,7 +393,7 @@ func (w *chatWriter) flushAssistant() {
 		w.str(`,"type":"function","function":{"name":`)
 		w.text(c.name)
 		w.str(`,"arguments":`)
-		w.text(string(compact(c.input.Raw)))
+		w.text(string(openai.Compact(c.input.Raw)))
 		w.str(`}}`)
 	}
 	if len(a.calls) > 0 {
@@ -402,32 +401,4 @@ func (w *chatWriter) flushAssistant() {
 	}
 	w.str(`}`)
 	a.open, a.texts, a.reasoning, a.calls = false, a.texts[:0], a.reasoning[:0], a.calls[:0]
-}
-
-// compact is JSON text without the white space between its parts, so that
-// it is the same whichever library the client writes it with.
-func compact(text []byte) []byte {
-	dst := make([]byte, 0, len(text))
-	for i := 0; i < len(text); i++ {
-		switch c := text[i]; c {
-		case ' ', '\t', '\n', '\r':
-		case '"':
-			end := i + 1
-			for end < len(text) && text[end] != '"' {
-				n := bytes.IndexAny(text[end:], `"\`)
-				if n < 0 {
-					return append(dst, text[i:]...)
-				}
-				if end += n; text[end] == '\\' {
-					end += 2
-				}
-			}
-			end = min(end+1, len(text))
-			dst = append(dst, text[i:end]...)
-			i = end - 1
-		default:
-			dst = append(dst, c)
-		}
-	}
-	return dst
 }

@@ -62,7 +62,7 @@ func (s *ChatStream) Event(dst, data []byte) ([]byte, *openai.Error) {
 			if s.input.Kind != openai.Obj {
 				args = []byte("{}")
 			}
-			dst = s.arguments(dst, openai.AppendString(nil, string(compact(args))))
+			dst = s.arguments(dst, openai.AppendString(nil, string(openai.Compact(args))))
 		}
 		s.inCall = false
 	case "message_delta":

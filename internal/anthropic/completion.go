@@ -41,7 +41,7 @@ func AppendChat(dst, message []byte, a Completion) ([]byte, openai.Usage, error)
 			call := append([]byte(nil), `{"id":`...)
 			call = append(append(call, raw(block.Get("id"))...), `,"type":"function","function":{"name":`...)
 			call = append(append(call, raw(block.Get("name"))...), `,"arguments":`...)
-			call = openai.AppendString(call, string(compact(block.Get("input").Raw)))
+			call = openai.AppendString(call, string(openai.Compact(block.Get("input").Raw)))
 			calls = append(calls, append(call, "}}"...))
 		}
 	}

@@ -103,28 +103,6 @@ func WriteError(w http.ResponseWriter, e *openai.Error, id string) {
 	_, _ = w.Write(body) // a client that is gone has no use for it
 }
 
-// eventError reads the error member of a chat stream that this gateway wrote:
-// it has no status, so type and code tell it. The message is fit for clients.
-func eventError(v openai.Value) *openai.Error {
-	var in struct{ Message, Type, Code string }
-	_ = json.Unmarshal(v.Raw, &in) // what cannot be read stays empty
-	e := &openai.Error{Status: http.StatusInternalServerError, Type: in.Type, Code: in.Code, Message: in.Message}
-	switch {
-	case in.Code == openai.CodeTimeout:
-		e.Status = http.StatusGatewayTimeout
-	case in.Type == openai.TypeOverloaded || in.Code == openai.CodeUnavailable:
-		e.Status = http.StatusServiceUnavailable
-	case in.Type == typeRateLimit || in.Type == "requests" || in.Type == "tokens":
-		e.Status = http.StatusTooManyRequests
-	case in.Type == openai.TypeInvalidRequest:
-		e.Status = http.StatusBadRequest
-	}
-	if e.Message == "" {
-		e.Message = "The model server could not complete the request."
-	}
-	return e
-}
-
 // FromBody turns a provider's error answer into a gateway's error. Texts of
 // 5xx answers are not passed on.
 func FromBody(status int, body []byte) *openai.Error {
