@@ -1,8 +1,11 @@
 package classify
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
+	"os"
 )
 
 // Calibration turns raw scores into the levels of complexity. A deployment may
@@ -106,4 +109,20 @@ func (m *models) subScores(f *features, turns int, bytes int) map[string]float32
 		"difficulty":  sigmoid(m.head(headDifficulty, f)),
 		"demand":      sigmoid(m.head(headDemand, f)),
 	}
+}
+
+// ReadCalibration reads a file that kinfctl classifier calibrate wrote.
+func ReadCalibration(path string) (*Calibration, error) {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read calibration: %w", err)
+	}
+	c := new(Calibration)
+	if err := json.Unmarshal(raw, c); err != nil {
+		return nil, fmt.Errorf("read calibration %s: %w", path, err)
+	}
+	if err := c.Validate(); err != nil {
+		return nil, fmt.Errorf("read calibration %s: %w", path, err)
+	}
+	return c, nil
 }

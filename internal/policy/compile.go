@@ -57,6 +57,7 @@ type Policy struct {
 	assume assumption
 	risk   []string // custom tags that count as present while unknown
 	tags   []string // all custom tags
+	custom []v1alpha1.CustomTag
 	rules  []*rule
 	limits [][]match // of each limit; ORed, none: every request
 }
@@ -273,6 +274,7 @@ func (c *compiler) assumptions(out *Policy, spec *v1alpha1.InferencePolicySpec) 
 	out.assume = assumption{c.tags("spec.onUnclassified.assumePresent", present), c.tags("spec.onUnclassified.assumeAbsent", absent)}
 	c.atMost("spec.customTags", len(spec.CustomTags), maxNames)
 	seen := map[string]bool{}
+	out.custom = spec.CustomTags
 	for i := range spec.CustomTags {
 		t := &spec.CustomTags[i]
 		f := fmt.Sprintf("spec.customTags[%d]", i)
@@ -593,3 +595,6 @@ func (c *compiler) stage(f string, s *v1alpha1.SelectStage) stage {
 	}
 	return out
 }
+
+// CustomTags are the policy's own tags, for whoever runs the classifier.
+func (p *Policy) CustomTags() []v1alpha1.CustomTag { return p.custom }
