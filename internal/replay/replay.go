@@ -289,7 +289,9 @@ func loadOf(d *adminv1.Decision, c *adminv1.Candidate, m *plan.Model, lacks *[Nu
 		}
 	}
 	for _, t := range m.Policies.Thresholds() {
-		if !slices.ContainsFunc(d.Thresholds, func(known *adminv1.Threshold) bool { return threshold(known) == t }) {
+		v, _ := l.Mean(t.Metric, t.Window)
+		between := v > t.Until && v <= t.Above // else what was before does not matter
+		if between && !slices.ContainsFunc(d.Thresholds, func(known *adminv1.Threshold) bool { return threshold(known) == t }) {
 			lacks[Memory] = true
 		}
 	}

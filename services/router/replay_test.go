@@ -188,7 +188,7 @@ func randomRequest(rng *rand.Rand, id string) *routerv1.RouteRequest {
 // a router with those others decides in the same moment; under its own policies
 // nothing changes. Time stands still in the bubble.
 func TestReplayIsExact(t *testing.T) {
-	const rounds, workers = 400, 4
+	const rounds, workers = 200, 4
 	routed, changed, actions := 0, 0, map[string]int{}
 	for round := range rounds {
 		synctest.Test(t, func(t *testing.T) {
