@@ -97,7 +97,7 @@ type Estimate struct {
 // tokens. Return must be called when the request is over.
 func (l *Learner) Estimate(tenant, model string, a Ask, lend int64) Estimate {
 	e := Estimate{pair: pair{tenant, model}, GPU: unknownGPU}
-	choices := max(1, min(a.Choices, MaxChoices))
+	choices := max(1, clamp(a.Choices))
 	most := a.most()
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -329,6 +329,7 @@ func TestEstimate(t *testing.T) {
 	}
 	check("as asked", limits.Ask{Max: 200, Room: 4000, Choices: 1}, plenty, 200, false)
 	check("for each choice", limits.Ask{Max: 200, Room: 4000, Choices: 5}, plenty, 1000, false)
+	check("for each of many prompts", limits.Ask{Max: 2, Room: 4000, Choices: 100_000}, plenty, 200_000, false)
 	check("hostile max_tokens", limits.Ask{Max: 999_999_999, Room: 4000, Choices: 1}, plenty, 4000, false)
 	check("hostile n", limits.Ask{Max: math.MaxInt64, Choices: math.MaxInt64}, plenty, 1<<31, false)
 	check("negative", limits.Ask{Max: -5, Room: -1, Choices: -3}, plenty, 1024, true)
