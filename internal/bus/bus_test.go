@@ -137,7 +137,7 @@ func TestPublishAndConsume(t *testing.T) {
 		t.Errorf("last message without a stream: got %v, %v; want false, nil", ok, err)
 	}
 	early := newLog()
-	run(t, func(ctx context.Context) error { return c.ConsumeKV(ctx, s, early.handler(t)) })
+	run(t, func(ctx context.Context) error { return c.ConsumeKV(ctx, s, bus.Position{}, early.handler(t)) })
 	early.wait(t, "start", "caught up")
 
 	other := worker
@@ -157,7 +157,7 @@ func TestPublishAndConsume(t *testing.T) {
 	want := []string{"demo.sim.a/1 0-2", "demo.sim.a/0 0-0", "demo.sim.a/1 3-3"}
 	early.wait(t, append([]string{"start", "caught up"}, want...)...)
 	late := newLog()
-	run(t, func(ctx context.Context) error { return c.ConsumeKV(ctx, s, late.handler(t)) })
+	run(t, func(ctx context.Context) error { return c.ConsumeKV(ctx, s, bus.Position{}, late.handler(t)) })
 	late.wait(t, append(append([]string{"start"}, want...), "caught up")...)
 
 	last, stored, ok, err := c.LastKV(t.Context(), worker)
@@ -188,7 +188,7 @@ func TestNATSRestart(t *testing.T) {
 			c := connect(t, "nats://127.0.0.1:"+strconv.Itoa(port))
 			s := bus.StreamSettings{File: file}
 			l := newLog()
-			run(t, func(ctx context.Context) error { return c.ConsumeKV(ctx, s, l.handler(t)) })
+			run(t, func(ctx context.Context) error { return c.ConsumeKV(ctx, s, bus.Position{}, l.handler(t)) })
 
 			server := start(t, opts)
 			publish := func(m *bus.KVMessage) {
@@ -233,7 +233,7 @@ func TestStreamReplaced(t *testing.T) {
 	c := connect(t, testenv.NATS(t))
 	var s bus.StreamSettings
 	l := newLog()
-	run(t, func(ctx context.Context) error { return c.ConsumeKV(ctx, s, l.handler(t)) })
+	run(t, func(ctx context.Context) error { return c.ConsumeKV(ctx, s, bus.Position{}, l.handler(t)) })
 	for i := range uint64(5) {
 		if _, err := c.PublishKV(t.Context(), s, worker, batch(i, i)); err != nil {
 			t.Fatal(err)

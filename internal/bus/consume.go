@@ -24,8 +24,8 @@ type Delivery struct {
 	Subject string
 	Header  nats.Header
 	Data    []byte
-	// Seq is the message's number in the stream.
-	Seq uint64
+	// Position is the message's place in the stream.
+	Position
 	// Pending is how many messages were waiting behind it.
 	Pending uint64
 	// Stored is when the server stored it.
@@ -47,13 +47,14 @@ type KVHandler struct {
 	Trouble func(error)
 }
 
-// ConsumeKV reads the stream of KV events from its start and then as messages
+// ConsumeKV reads the stream of KV events from a place, or from its start if the zero
+// Position is given or the stream is not that one, and then as messages
 // come, in order and without a hole, until ctx is done; it returns nil then.
 // The stream is made with settings s where it is missing. Disconnects and
 // server restarts are survived: reading goes on behind the last message, or
 // from the start of the new stream if the old one was lost.
-func (c *Conn) ConsumeKV(ctx context.Context, s StreamSettings, h KVHandler) error {
-	r := reader{conn: c, settings: s, h: h}
+func (c *Conn) ConsumeKV(ctx context.Context, s StreamSettings, from Position, h KVHandler) error {
+	r := reader{conn: c, settings: s, h: h, created: from.Created, seq: from.Seq, first: true}
 	for try := 0; ; try++ {
 		seq := r.seq
 		err := r.read(ctx)
@@ -82,6 +83,8 @@ type reader struct {
 	created time.Time
 	// seq is the number of the last message that was delivered.
 	seq uint64
+	// first is set until the stream was looked at.
+	first bool
 	// target is the number at which the reader has caught up; caughtUp tells
 	// whether that was said.
 	target   uint64
@@ -103,7 +106,10 @@ func (r *reader) read(ctx context.Context) error {
 		if r.h.Start != nil {
 			r.h.Start()
 		}
+	} else if r.first {
+		r.target = info.State.LastSeq
 	}
+	r.first = false
 	r.checkCaughtUp(info)
 
 	// The consumer is made again after any irregularity, so it needs neither
@@ -178,7 +184,7 @@ func (r *reader) read(ctx context.Context) error {
 		}
 		r.h.Message(Delivery{
 			Subject: msg.Subject(), Header: msg.Headers(), Data: msg.Data(),
-			Seq: md.Sequence.Stream, Pending: md.NumPending, Stored: md.Timestamp,
+			Position: Position{r.created, md.Sequence.Stream}, Pending: md.NumPending, Stored: md.Timestamp,
 		})
 		r.seq = md.Sequence.Stream
 		if r.seq >= r.target || md.NumPending == 0 {

@@ -197,6 +197,23 @@ func (g *tree) compare(t *testing.T, x kvindex.Index) {
 	}
 }
 
+// TestMatchEach finds the same, block by block.
+func TestMatchEach(t *testing.T) {
+	g := newTree(9, 3000, 70)
+	x := kvindex.New()
+	for range 300 {
+		g.step(t, x, true)
+		path := g.path(g.r.IntN(len(g.nodes)))
+		got := map[string]int{}
+		for _, o := range x.MatchEach(nil, treeBlock, g.hashes(path)) {
+			got[o.Worker] = o.GPUBlocks
+		}
+		if diff := gocmp.Diff(got, g.depths(path)); diff != "" {
+			t.Fatalf("depths in a path of %d (-got +want):\n%s", len(path), diff)
+		}
+	}
+}
+
 // TestDepthsOfLongChains compares the depths of prompts of hundreds of blocks with the
 // model, on streams that evict as engines do and on such that leave holes.
 func TestDepthsOfLongChains(t *testing.T) {

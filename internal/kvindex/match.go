@@ -25,6 +25,7 @@ type match struct {
 	t      *Table
 	v      *view
 	hashes []kvhash.Hash
+	each   bool   // look at every block
 	at     uint32 // state of the block looked at last
 	state  *state
 	first  []uint64 // columns that hold the first block
@@ -40,12 +41,22 @@ var matches = sync.Pool{New: func() any { return new(match) }}
 
 // Match implements Index. It never waits for a writer.
 func (t *Table) Match(dst []Overlap, blockSize int, hashes []kvhash.Hash) []Overlap {
+	return t.match(dst, blockSize, hashes, false)
+}
+
+// MatchEach is Match, but looks at every block: it does not rely on workers holding
+// prefixes, and costs some 50 ns a block. It is there to check the other one.
+func (t *Table) MatchEach(dst []Overlap, blockSize int, hashes []kvhash.Hash) []Overlap {
+	return t.match(dst, blockSize, hashes, true)
+}
+
+func (t *Table) match(dst []Overlap, blockSize int, hashes []kvhash.Hash, each bool) []Overlap {
 	if blockSize < 1 || len(hashes) == 0 {
 		return dst
 	}
 	m := matches.Get().(*match)
 	defer matches.Put(m)
-	m.t, m.hashes = t, hashes
+	m.t, m.hashes, m.each = t, hashes, each
 	for {
 		recycled := t.states.recycled.Load()
 		m.v = t.view.Load()
@@ -87,12 +98,16 @@ func (m *match) walk(columns *set) {
 		for ; w != 0; w &= w - 1 {
 			c := k*64 + bits.TrailingZeros64(w)
 			m.depth[c] = depth{0, 0}
-			if m.v.columns[c].holes.Load() > 0 {
+			if m.each || m.v.columns[c].holes.Load() > 0 {
 				h |= w & -w
 			}
 		}
 		m.holed = append(m.holed, h)
 		holed = holed || h != 0
+	}
+	if m.each {
+		m.follow()
+		return
 	}
 	last := len(m.hashes) - 1
 	low, step := 0, 4

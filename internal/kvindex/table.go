@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/kinference/kinference/internal/kvhash"
 	"github.com/kinference/kinference/internal/vllm"
@@ -379,6 +380,45 @@ func (t *Table) Stats(worker string) (Stats, bool) {
 		}
 	}
 	return s, true
+}
+
+// Info describes the table as a whole.
+type Info struct {
+	// Blocks that anybody holds, each once.
+	Blocks int
+	// Bytes of the blocks and their slots, which is nearly all.
+	Bytes int
+	// States are combinations of holders.
+	States int
+	// Holed are columns that hold a block and not the one before it: their prompts are
+	// followed block by block.
+	Holed int
+	// Clearing are columns whose memory has not come back yet.
+	Clearing int
+}
+
+// Info describes the table as a whole.
+func (t *Table) Info() Info {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	x := Info{States: t.states.used, Clearing: len(t.dead)}
+	for i := range t.blocks.segments {
+		s := &t.blocks.segments[i]
+		x.Blocks += s.live
+		if chunks := s.chunks.Load(); chunks != nil {
+			x.Bytes += len(*chunks) * chunkSize * int(unsafe.Sizeof(block{}))
+		}
+		if table := s.table.Load(); table != nil {
+			x.Bytes += 4 * len(*table)
+		}
+		x.Bytes += 4 * len(t.blocks.engines[i].slots)
+	}
+	for i := range t.columns {
+		if c := &t.columns[i]; c.size > 0 && c.holes.Load() > 0 {
+			x.Holed++
+		}
+	}
+	return x
 }
 
 // Blocks implements Index.

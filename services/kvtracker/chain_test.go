@@ -2,6 +2,7 @@ package kvtracker_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -141,12 +142,14 @@ func TestRestartOnTheSameAddress(t *testing.T) {
 		t.Run(fmt.Sprintf("replay=%v", replay == 0), func(t *testing.T) {
 			w := startWorker(t, fleetsim.Config{Profile: profile(200), ReplayPort: replay})
 			f := newFleet(t, testenv.NATS(t), kvtracker.Config{}, w)
-			prompt := newPrompts(1).next()
-			for len(prompt) < 40 {
-				prompt = append(prompt, 77)
-			}
-			f.until("first request", func() bool { return generate(w, 0, prompt, 1, "", "") == nil })
-			f.until("index", func() bool { return f.depth(id(0, 0), 4, prompt) == len(prompt)/4 })
+			// Without replay nobody hears what the engine said before the relay listened.
+			var prompt []uint32
+			first := uint32(0)
+			f.until("index", func() bool {
+				first++
+				prompt = slices.Repeat([]uint32{first}, 40)
+				return generate(w, 0, prompt, 1, "", "") == nil && f.eventuallyIn(time.Second, func() bool { return f.depth(id(0, 0), 4, prompt) == len(prompt)/4 })
+			})
 			epoch := f.state(id(0, 0)).GetEpoch()
 			addr := w.EventsAddr(0)
 			if err := w.RestartEngine(); err != nil {

@@ -20,7 +20,6 @@ import (
 
 	"github.com/kinference/kinference/internal/bus"
 	"github.com/kinference/kinference/internal/daemon"
-	"github.com/kinference/kinference/internal/kvindex"
 	"github.com/kinference/kinference/internal/rpc"
 	"github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1/kvtrackerv1connect"
 	"github.com/kinference/kinference/services/kvtracker/internal/relay"
@@ -57,6 +56,11 @@ type Config struct {
 	StreamMaxAge   time.Duration
 	StreamMaxBytes int64
 	StreamReplicas int
+	// SnapshotInterval is the time between two snapshots of the index (tracker). A negative
+	// one: none are made or read.
+	SnapshotInterval time.Duration
+	// Snapshot names the snapshot: trackers of one shard share it.
+	Snapshot string
 }
 
 // Service is the kvtracker service.
@@ -71,6 +75,8 @@ const (
 	defaultScrapeInterval = 250 * time.Millisecond
 	defaultMaxAge         = 24 * time.Hour
 	defaultMaxBytes       = 1 << 30
+	defaultSnapshot       = "index"
+	defaultSnapshots      = time.Minute
 )
 
 // Flags declares the settings.
@@ -84,6 +90,8 @@ func (s *Service) Flags(fs *flag.FlagSet) {
 	fs.DurationVar(&s.StreamMaxAge, "stream-max-age", defaultMaxAge, "age at which KV events leave the stream")
 	fs.Int64Var(&s.StreamMaxBytes, "stream-max-bytes", defaultMaxBytes, "size of the stream in bytes beyond which the oldest events leave it")
 	fs.IntVar(&s.StreamReplicas, "stream-replicas", 1, "copies of the stream in a NATS cluster")
+	fs.DurationVar(&s.SnapshotInterval, "snapshot-interval", defaultSnapshots, "time between two snapshots of the index in NATS's object store; negative: none (tracker)")
+	fs.StringVar(&s.Snapshot, "snapshot", defaultSnapshot, "name of the snapshot, which trackers that hold the same index share (tracker)")
 }
 
 // Validate lists all faults of the configuration.
@@ -106,6 +114,10 @@ func (c *Config) Validate() error {
 
 func (c *Config) stream() bus.StreamSettings {
 	return bus.StreamSettings{File: c.StreamFile, MaxAge: c.StreamMaxAge, MaxBytes: c.StreamMaxBytes, Replicas: c.StreamReplicas}
+}
+
+func (c *Config) snapshots() tracker.Snapshots {
+	return tracker.Snapshots{Name: or(c.Snapshot, defaultSnapshot), Interval: or(c.SnapshotInterval, defaultSnapshots)}
 }
 
 // or returns v, or d if v is zero.
@@ -147,12 +159,12 @@ func (s *Service) track(ctx context.Context, conn *bus.Conn) error {
 	if err != nil {
 		return err
 	}
-	t, err := tracker.New(ctx, kvindex.New())
+	t, err := tracker.New(ctx)
 	if err != nil {
 		return errors.Join(err, l.Close())
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return t.Run(ctx, conn, s.stream()) })
+	g.Go(func() error { return t.Run(ctx, conn, s.stream(), s.snapshots()) })
 	g.Go(func() error {
 		return rpc.Serve(ctx, l, rpc.Mount[kvtrackerv1connect.KVTrackerServiceHandler](ctx, t, kvtrackerv1connect.NewKVTrackerServiceHandler))
 	})

@@ -234,7 +234,7 @@ func TestRelay(t *testing.T) {
 			t.Cleanup(conn.Close)
 			v := &view{t: t, changed: make(chan struct{})}
 			background(t, func(ctx context.Context) error {
-				return conn.ConsumeKV(ctx, bus.StreamSettings{}, bus.KVHandler{Message: v.message})
+				return conn.ConsumeKV(ctx, bus.StreamSettings{}, bus.Position{}, bus.KVHandler{Message: v.message})
 			})
 			relay := &kvtracker.Service{Config: kvtracker.Config{
 				Mode: kvtracker.ModeRelay, NATSURL: nats, RouterURL: "http://" + l.Addr().String(),

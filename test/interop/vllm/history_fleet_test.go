@@ -66,7 +66,7 @@ func newChain(t *testing.T, env rig.Env, options ...rig.Options) *chain {
 			defer c.mu.Unlock()
 			c.published = map[string]published{}
 		}
-		if err := conn.ConsumeKV(ctx, bus.StreamSettings{}, bus.KVHandler{Start: forget, Message: c.note}); err != nil {
+		if err := conn.ConsumeKV(ctx, bus.StreamSettings{}, bus.Position{}, bus.KVHandler{Start: forget, Message: c.note}); err != nil {
 			t.Error(err)
 		}
 	})

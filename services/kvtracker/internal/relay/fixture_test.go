@@ -151,7 +151,7 @@ func (f *fixture) watch() *view {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		done <- f.bus.ConsumeKV(ctx, f.stream, bus.KVHandler{Message: v.message})
+		done <- f.bus.ConsumeKV(ctx, f.stream, bus.Position{}, bus.KVHandler{Message: v.message})
 	}()
 	f.t.Cleanup(func() {
 		cancel()

@@ -85,7 +85,7 @@ func (t *Tracker) applyClear(ctx context.Context, id bus.Worker, m *bus.KVMessag
 // reader waits and none sees what is about to go.
 func (t *Tracker) clear(ctx context.Context, w *worker, reason string) {
 	t.hide(w, true)
-	t.index.Clear(w.id)
+	t.index.Load().Clear(w.id)
 	t.hide(w, false)
 	t.metrics.clear(ctx, reason)
 	t.hub.notify(w.id, true)
@@ -157,7 +157,7 @@ func (t *Tracker) applyBatch(ctx context.Context, id bus.Worker, m *bus.KVMessag
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.workers[w.id] != w { // a report said meanwhile that it left
-		t.index.Remove(w.id)
+		t.index.Load().Remove(w.id)
 		return "stale"
 	}
 	w.next = m.Last + 1
@@ -210,7 +210,7 @@ func (t *Tracker) applyPayload(ctx context.Context, w *worker, payload []byte, s
 	if t.batch.TS > 0 && t.batch.TS < 1<<33 {
 		sum.ts = t.batch.TS
 	}
-	r := t.index.Apply(w.id, &t.batch)
+	r := t.index.Load().Apply(w.id, &t.batch)
 	sum.skipped += t.batch.Skipped + t.metrics.result(ctx, &r)
 	t.metrics.skipped(ctx, "malformed", t.batch.Skipped)
 }

@@ -19,6 +19,9 @@ type metrics struct {
 	lag      metric.Float64Histogram
 	matches  metric.Int64Counter
 	matching metric.Float64Histogram
+	audits   metric.Int64Counter
+	saves    metric.Int64Counter
+	saved    metric.Int64Gauge
 
 	reasons []metric.MeasurementOption // by kvindex.Reason
 	observe metric.Registration
@@ -26,7 +29,7 @@ type metrics struct {
 
 func newMetrics(m metric.Meter, t *Tracker) (*metrics, error) {
 	x := &metrics{}
-	var errs [12]error
+	var errs [19]error
 	x.messages, errs[0] = m.Int64Counter("kinference.kvtracker.messages",
 		metric.WithDescription("Messages about workers, by kind and what became of them"), metric.WithUnit("{message}"))
 	x.applied, errs[1] = m.Int64Counter("kinference.kvtracker.events",
@@ -55,6 +58,24 @@ func newMetrics(m metric.Meter, t *Tracker) (*metrics, error) {
 	pending, err := m.Int64ObservableGauge("kinference.kvtracker.stream.pending",
 		metric.WithDescription("Messages in the stream behind the last one applied"), metric.WithUnit("{message}"))
 	errs[10] = err
+	x.audits, errs[11] = m.Int64Counter("kinference.kvtracker.audits",
+		metric.WithDescription("Prompts matched a second time block by block, by whether the answers agree"), metric.WithUnit("{prompt}"))
+	x.saves, errs[12] = m.Int64Counter("kinference.kvtracker.snapshots",
+		metric.WithDescription("Snapshots of the index that were stored"), metric.WithUnit("{snapshot}"))
+	x.saved, errs[13] = m.Int64Gauge("kinference.kvtracker.snapshot.size",
+		metric.WithDescription("Size of the snapshot stored last"), metric.WithUnit("By"))
+	size, err := m.Int64ObservableGauge("kinference.kvtracker.index.size",
+		metric.WithDescription("Memory of the index"), metric.WithUnit("By"))
+	errs[14] = err
+	distinct, err := m.Int64ObservableGauge("kinference.kvtracker.index.blocks",
+		metric.WithDescription("Blocks in the index, each counted once whoever holds it"), metric.WithUnit("{block}"))
+	errs[15] = err
+	states, err := m.Int64ObservableGauge("kinference.kvtracker.index.states",
+		metric.WithDescription("Combinations of workers that hold a block"), metric.WithUnit("{state}"))
+	errs[16] = err
+	holed, err := m.Int64ObservableGauge("kinference.kvtracker.index.holed",
+		metric.WithDescription("Workers that hold a block and not the one before it: they are matched block by block"), metric.WithUnit("{worker}"))
+	errs[17] = err
 	for _, r := range kvindex.Reasons() {
 		x.reasons = append(x.reasons, reason(r.String()))
 	}
@@ -71,9 +92,27 @@ func newMetrics(m metric.Meter, t *Tracker) (*metrics, error) {
 			o.ObserveInt64(workers, int64(n), metric.WithAttributes(attribute.String("state", state)))
 		}
 		o.ObserveInt64(pending, int64(c.pending))
+		i := t.index.Load().Info()
+		o.ObserveInt64(size, int64(i.Bytes))
+		o.ObserveInt64(distinct, int64(i.Blocks))
+		o.ObserveInt64(states, int64(i.States))
+		o.ObserveInt64(holed, int64(i.Holed))
 		return nil
-	}, blocks, excess, workers, pending)
+	}, blocks, excess, workers, pending, size, distinct, states, holed)
 	return x, err
+}
+
+func (x *metrics) snapshot(ctx context.Context, bytes int) {
+	x.saves.Add(ctx, 1)
+	x.saved.Record(ctx, int64(bytes))
+}
+
+func (x *metrics) audit(ctx context.Context, agree bool) {
+	result := "agree"
+	if !agree {
+		result = "differ"
+	}
+	x.audits.Add(ctx, 1, metric.WithAttributes(attribute.String("result", result)))
 }
 
 func (x *metrics) close() { _ = x.observe.Unregister() }
@@ -119,7 +158,7 @@ func (t *Tracker) count() counts {
 	var c counts
 	now := t.now()
 	for _, id := range t.ids() {
-		s, _ := t.index.Stats(id)
+		s, _ := t.index.Load().Stats(id)
 		t.mu.RLock()
 		w := t.workers[id]
 		if w != nil {

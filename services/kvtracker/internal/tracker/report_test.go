@@ -63,7 +63,7 @@ func TestReports(t *testing.T) {
 	f.report(f.sample(1, 0))
 	step("back", "ready true running 1 mean 1.00 age 0s")
 
-	if _, ok := f.index.Stats(one.ID()); !ok {
+	if _, ok := f.index.Load().Stats(one.ID()); !ok {
 		t.Error("the index is not configured")
 	}
 	if s := f.state(one.ID()); s.GetBlockSize() != 16 || s.GetTotalBlocks() != 1000 || s.GetIndex().GetLive() || s.GetIndex().GetLastSeq() != -1 {
@@ -104,7 +104,7 @@ func TestMatchDoesNotWaitForReports(t *testing.T) {
 	f := newFixture(t)
 	f.send(one, batch("e", 0, 1))
 	reported := make(chan struct{})
-	f.index.Blocks(one.ID(), func(kvindex.Block) bool { // holds the index's lock on the worker
+	f.index.Load().Blocks(one.ID(), func(kvindex.Block) bool { // holds the index's lock on the worker
 		began := make(chan struct{})
 		go func() {
 			close(began)
@@ -157,7 +157,7 @@ func TestForgotten(t *testing.T) {
 	if got := f.blocks(); len(got) != 1 || got[one.ID()] != 2 {
 		t.Errorf("workers are %v, want only one", got)
 	}
-	if _, ok := f.index.Stats(two.ID()); ok {
+	if _, ok := f.index.Load().Stats(two.ID()); ok {
 		t.Error("the index still knows the worker that left")
 	}
 }

@@ -35,6 +35,7 @@ var _ kvtrackerv1connect.KVTrackerServiceHandler = (*Tracker)(nil)
 type buffers struct {
 	hashes   []kvhash.Hash
 	overlaps []kvindex.Overlap
+	audit    []kvindex.Overlap
 }
 
 var bufferPool = sync.Pool{New: func() any { return new(buffers) }}
@@ -75,7 +76,10 @@ func (t *Tracker) match(ctx context.Context, b *buffers, q *kvtrackerv1.Query) *
 	for _, h := range q.GetBlockHashes() {
 		b.hashes = append(b.hashes, kvhash.Hash(h))
 	}
-	b.overlaps = t.index.Match(b.overlaps[:0], int(q.GetBlockSize()), b.hashes)
+	b.overlaps = t.index.Load().Match(b.overlaps[:0], int(q.GetBlockSize()), b.hashes)
+	if t.asked.Add(1)%auditEvery == 0 {
+		t.audit(ctx, b, int(q.GetBlockSize()))
+	}
 	t.mu.RLock()
 	b.overlaps = slices.DeleteFunc(b.overlaps, func(o kvindex.Overlap) bool {
 		w := t.workers[o.Worker]
@@ -98,6 +102,24 @@ func (t *Tracker) match(ctx context.Context, b *buffers, q *kvtrackerv1.Query) *
 		t.metrics.matches.Add(ctx, 1, miss)
 	}
 	return r
+}
+
+// auditEvery is how many matches there are for each that is checked.
+const auditEvery = 512
+
+// audit checks an answer block by block. Events that are applied meanwhile make the two
+// differ for a moment, so only what differs again and again counts.
+func (t *Tracker) audit(ctx context.Context, b *buffers, blockSize int) {
+	index := t.index.Load()
+	for range 3 {
+		b.audit = index.MatchEach(b.audit[:0], blockSize, b.hashes)
+		if slices.Equal(b.audit, b.overlaps) {
+			t.metrics.audit(ctx, true)
+			return
+		}
+		b.overlaps = index.Match(b.overlaps[:0], blockSize, b.hashes)
+	}
+	t.metrics.audit(ctx, false)
 }
 
 func tokens(blocks int, size uint32) uint32 {

@@ -17,6 +17,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -50,7 +51,7 @@ const (
 
 // Tracker holds the state of all workers.
 type Tracker struct {
-	index   kvindex.Index
+	index   atomic.Pointer[kvindex.Table]
 	now     func() time.Time
 	metrics *metrics
 	hub     hub
@@ -69,6 +70,11 @@ type Tracker struct {
 	decoder vllm.Decoder
 	message bus.KVMessage
 	batch   vllm.Batch
+	saved   time.Time // when the last snapshot was made
+
+	asked   atomic.Uint64 // matches so far
+	saving  atomic.Bool
+	sending sync.WaitGroup
 }
 
 // worker is one engine rank. Guarded by Tracker.mu.
@@ -109,34 +115,40 @@ func protoOf(l window.Load) *kvtrackerv1.Load {
 	return &kvtrackerv1.Load{Running: l.Running, Waiting: l.Waiting, KvUsage: l.KVUsage}
 }
 
-// New returns a tracker that fills index. The context gives log and metrics.
-func New(ctx context.Context, index kvindex.Index) (*Tracker, error) {
+// New returns a tracker. The context gives log and metrics.
+func New(ctx context.Context) (*Tracker, error) {
 	t := &Tracker{
-		index:   index,
 		now:     time.Now,
 		workers: map[string]*worker{},
 		left:    map[string]int64{},
 	}
+	t.index.Store(kvindex.New())
 	var err error
 	t.metrics, err = newMetrics(daemon.Meter(ctx), t)
 	return t, err
 }
 
 // Run follows the workers over conn until ctx is done; it returns nil then. It
-// calls daemon.Ready once all that the stream holds has been applied.
-func (t *Tracker) Run(ctx context.Context, conn *bus.Conn, stream bus.StreamSettings) error {
+// calls daemon.Ready once all that the stream holds has been applied, beginning with
+// the newest snapshot.
+func (t *Tracker) Run(ctx context.Context, conn *bus.Conn, stream bus.StreamSettings, snapshots Snapshots) error {
 	defer t.metrics.close()
+	defer t.sending.Wait()
 	log := daemon.Logger(ctx)
+	from := t.load(ctx, conn, snapshots)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		return conn.ConsumeKV(ctx, stream, bus.KVHandler{
+		return conn.ConsumeKV(ctx, stream, from, bus.KVHandler{
 			Start: func() { log.Info("reading KV events from the start of the stream") },
 			CaughtUp: func() {
 				log.Info("caught up with KV events")
 				t.setCaughtUp()
 				daemon.Ready(ctx, true)
 			},
-			Message: func(d bus.Delivery) { t.apply(ctx, d) },
+			Message: func(d bus.Delivery) {
+				t.apply(ctx, d)
+				t.save(ctx, conn, snapshots, d.Position)
+			},
 			Trouble: func(err error) { log.Warn("reading KV events was interrupted", "err", err) },
 		})
 	})
@@ -192,12 +204,12 @@ func (t *Tracker) worker(id, set string) *worker {
 // remove forgets a worker. The blocks go first, without the lock.
 func (t *Tracker) remove(w *worker) {
 	t.hide(w, true)
-	t.index.Clear(w.id)
+	t.index.Load().Clear(w.id)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.workers[w.id] == w {
 		delete(t.workers, w.id)
-		t.index.Remove(w.id)
+		t.index.Load().Remove(w.id)
 		t.hub.notify(w.id, false)
 	}
 }
@@ -216,11 +228,11 @@ func (t *Tracker) report(r *kvtrackerv1.WorkerReport) {
 	}
 	// Without the lock: the index makes it wait while it clears the worker, and
 	// no Match may wait for that.
-	t.index.Configure(w.id, *options)
+	t.index.Load().Configure(w.id, *options)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.workers[w.id] == nil { // it left meanwhile
-		t.index.Remove(w.id)
+		t.index.Load().Remove(w.id)
 	}
 }
 
@@ -319,7 +331,7 @@ func (t *Tracker) look() (gone []*worker) {
 
 // state describes a worker as watchers see it; nil if it is gone.
 func (t *Tracker) state(id string) *kvtrackerv1.WorkerState {
-	stats, _ := t.index.Stats(id)
+	stats, _ := t.index.Load().Stats(id)
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	w := t.workers[id]

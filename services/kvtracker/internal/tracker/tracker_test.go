@@ -12,7 +12,6 @@ import (
 
 	"github.com/kinference/kinference/internal/bus"
 	"github.com/kinference/kinference/internal/kvhash"
-	"github.com/kinference/kinference/internal/kvindex"
 	"github.com/kinference/kinference/internal/vllm"
 	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
 )
@@ -39,7 +38,7 @@ type fixture struct {
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	tr, err := New(t.Context(), kvindex.New())
+	tr, err := New(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +55,7 @@ func (f *fixture) send(w bus.Worker, m bus.KVMessage) {
 		f.t.Fatal(err)
 	}
 	f.seq++
-	f.apply(f.t.Context(), bus.Delivery{Subject: msg.Subject, Header: msg.Header, Data: msg.Data, Seq: f.seq, Stored: f.clock.at})
+	f.apply(f.t.Context(), bus.Delivery{Subject: msg.Subject, Header: msg.Header, Data: msg.Data, Position: bus.Position{Seq: f.seq}, Stored: f.clock.at})
 }
 
 // block is the payload of an engine batch that stores block n of a sequence in
