@@ -99,7 +99,7 @@ func replace(path string, data []byte) error {
 	if err != nil {
 		return fmt.Errorf("write records of API keys: %w", err)
 	}
-	defer os.Remove(f.Name())
+	defer func() { _ = os.Remove(f.Name()) }() // gone, once it is renamed
 	mode := os.FileMode(0o600)
 	if info, serr := os.Stat(path); serr == nil {
 		mode = info.Mode().Perm()

@@ -30,7 +30,7 @@ func (s *server) status() *adminv1.StatusResponse {
 	if v == nil {
 		return out
 	}
-	out.CatalogVersion, out.Open = v.Number, len(v.Resources.Backends) == 0
+	out.CatalogVersion, out.Open = v.Number, !v.Resources.Guarded
 	now := s.now()
 	sizes := map[string]uint32{}
 	for _, p := range v.Message.GetCatalog().GetProfiles() {

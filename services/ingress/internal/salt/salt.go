@@ -65,7 +65,7 @@ func Keep(path string) error {
 	if err != nil {
 		return fmt.Errorf("make the secret of cache salts: %w", err)
 	}
-	defer os.Remove(f.Name())
+	defer func() { _ = os.Remove(f.Name()) }()
 	_, err = f.WriteString(base64.RawURLEncoding.EncodeToString(New()) + "\n")
 	if cerr := f.Close(); err == nil {
 		err = cerr
