@@ -259,6 +259,9 @@ func (c *Conn) consumeUsage(ctx context.Context, s UsageSettings, name string, h
 // fetch takes what there is, and waits a moment for the next event if there is
 // nothing. A connection that goes away shows as nothing.
 func fetch(ctx context.Context, consumer jetstream.Consumer) ([]jetstream.Msg, error) {
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
 	list, err := collect(consumer.FetchNoWait(usageBatch))
 	if err != nil || len(list) > 0 {
 		return list, err
@@ -309,4 +312,55 @@ func (c *Conn) DropUsageConsumer(ctx context.Context, name string) error {
 		return fmt.Errorf("drop consumer %s: %w", name, err)
 	}
 	return nil
+}
+
+// UsageState is how full the stream of usage events is.
+type UsageState struct {
+	Bytes, MaxBytes uint64
+	Events          uint64
+	// Removed events that all consumers had acknowledged, to make room.
+	Removed uint64
+	// Slow names the consumer that keeps the next ones; empty if there was room.
+	Slow string
+}
+
+// TrimUsage makes room in a stream that is more than four fifths full: it removes
+// the oldest events until three fifths are left, but none that a consumer has not
+// acknowledged. A stream without a consumer keeps all.
+func (c *Conn) TrimUsage(ctx context.Context) (UsageState, error) {
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	stream, err := c.js.Stream(ctx, UsageStream)
+	if err != nil {
+		return UsageState{}, fmt.Errorf("trim %s: %w", UsageStream, err)
+	}
+	info := stream.CachedInfo()
+	s := UsageState{Bytes: info.State.Bytes, MaxBytes: uint64(max(info.Config.MaxBytes, 0)), Events: info.State.Msgs}
+	if s.MaxBytes == 0 || s.Bytes < s.MaxBytes/5*4 || s.Events == 0 {
+		return s, nil
+	}
+	floor, slow := info.State.FirstSeq-1, ""
+	list := stream.ListConsumers(ctx)
+	first := true
+	for consumer := range list.Info() {
+		if first || consumer.AckFloor.Stream < floor {
+			floor, slow, first = consumer.AckFloor.Stream, consumer.Name, false
+		}
+	}
+	if err := list.Err(); err != nil {
+		return s, fmt.Errorf("trim %s: %w", UsageStream, err)
+	}
+	surplus := s.Bytes - s.MaxBytes/5*3
+	last := min(info.State.FirstSeq+surplus/(s.Bytes/s.Events)-1, floor)
+	if last == floor {
+		s.Slow = slow
+	}
+	if last < info.State.FirstSeq {
+		return s, nil
+	}
+	if err := stream.Purge(ctx, jetstream.WithPurgeSequence(last+1)); err != nil {
+		return s, fmt.Errorf("trim %s: %w", UsageStream, err)
+	}
+	s.Removed = last + 1 - info.State.FirstSeq
+	return s, nil
 }

@@ -243,3 +243,63 @@ func TestUsageConsumerStartsOver(t *testing.T) {
 		t.Errorf("drop again: %v", err)
 	}
 }
+
+// A full stream makes room for new events by those that every consumer has, and
+// by no others.
+func TestTrimUsage(t *testing.T) {
+	c, err := bus.Connect(t.Context(), testenv.NATS(t), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	set := bus.UsageSettings{MaxBytes: 1 << 20}
+	if _, err := c.EnsureUsageStream(t.Context(), set); err != nil {
+		t.Fatal(err)
+	}
+	next := 0
+	fill := func() (stored int) {
+		for {
+			r := c.PublishUsage(t.Context(), set, usageMessages(next, next+100))
+			next += 100
+			stored += 100 - len(r.Left)
+			if len(r.Left) > 0 { // it refuses rather than drops
+				return stored
+			}
+		}
+	}
+	consume := func(name string, n int) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		got := 0
+		if err := c.ConsumeUsage(ctx, set, name, func(_ context.Context, batch []bus.UsageDelivery) error {
+			if got += len(batch); got >= n {
+				cancel()
+			}
+			return nil
+		}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := fill()
+	if s, err := c.TrimUsage(t.Context()); err != nil || s.Removed != 0 {
+		t.Errorf("without a consumer: %+v, %v", s, err)
+	}
+	consume("fast", all)
+	consume("slow", 1) // one batch
+	s, err := c.TrimUsage(t.Context())
+	if err != nil || s.Removed != 512 || s.Slow != "slow" {
+		t.Errorf("with a slow one: %+v, %v", s, err)
+	}
+	if n := fill(); n < 400 {
+		t.Errorf("only %d fit after 512 went", n)
+	}
+	if err := c.DropUsageConsumer(t.Context(), "slow"); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := c.TrimUsage(t.Context()); err != nil || s.Removed == 0 {
+		t.Errorf("without the slow one: %+v, %v", s, err)
+	}
+	if s, err := c.TrimUsage(t.Context()); err != nil || s.Removed != 0 || s.Bytes > s.MaxBytes/10*7 {
+		t.Errorf("with room: %+v, %v", s, err)
+	}
+}

@@ -14,6 +14,7 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"path/filepath"
 	"time"
@@ -264,11 +265,23 @@ func (v *server) rebuild(ctx context.Context) error {
 	return nil
 }
 
-// housekeep removes what is too old.
+// housekeep removes what is too old, and makes room on the stream.
 func (v *server) housekeep(ctx context.Context) {
-	t := time.NewTicker(time.Hour)
+	const trimEvery, pruneEvery = time.Minute, 60
+	t := time.NewTicker(trimEvery)
 	defer t.Stop()
-	for {
+	for n := 0; ; n++ {
+		if v.conn != nil && v.conn.Connected() {
+			v.trim(ctx)
+		}
+		if n%pruneEvery > 0 {
+			select {
+			case <-ctx.Done():
+				return
+			case <-t.C:
+			}
+			continue
+		}
 		if err := v.ledger.Prune(ctx, time.Now().Add(-v.Events), time.Now().Add(-v.Hours)); err != nil && ctx.Err() == nil {
 			v.log.Warn("old events stay", "err", err)
 		}
@@ -277,5 +290,22 @@ func (v *server) housekeep(ctx context.Context) {
 			return
 		case <-t.C:
 		}
+	}
+}
+
+// trim makes room on the stream by what every consumer has: a full one refuses new
+// events, which would fill the spools.
+func (v *server) trim(ctx context.Context) {
+	s, err := v.conn.TrimUsage(ctx)
+	switch {
+	case err != nil && ctx.Err() == nil:
+		v.log.Debug("the stream was not looked at", "err", err)
+	case s.Slow != "":
+		v.log.Error("the stream of usage events is filling up: this consumer does not acknowledge", "consumer", s.Slow, "bytes", s.Bytes, "max_bytes", s.MaxBytes)
+	case s.Removed > 0:
+		v.log.Info("made room on the stream of usage events", "events", s.Removed)
+	}
+	if err == nil && s.MaxBytes > 0 {
+		v.metrics.filled.Store(math.Float64bits(float64(s.Bytes) / float64(s.MaxBytes)))
 	}
 }

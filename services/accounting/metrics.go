@@ -3,7 +3,9 @@ package accounting
 import (
 	"context"
 	"errors"
+	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -17,6 +19,7 @@ type metrics struct {
 	events       metric.Int64Counter
 	failures     metric.Int64Counter
 	registration metric.Registration
+	filled       atomic.Uint64 // of the stream, as math.Float64bits; 0: unknown
 
 	mu   sync.Mutex // of the figures that are asked for at most every figureAge
 	at   time.Time
@@ -42,6 +45,9 @@ func (m *metrics) init(meter metric.Meter, v *server) error {
 	lag, err := meter.Int64ObservableGauge("kinference.accounting.lag", metric.WithUnit("{event}"), metric.WithDescription("Usage events on the stream that are not in the ledger yet."))
 	faults = append(faults, err)
 	age, err := meter.Float64ObservableGauge("kinference.accounting.newest.age", metric.WithUnit("s"), metric.WithDescription("Time since the newest request in the ledger ended."))
+	faults = append(faults, err)
+	filled, err := meter.Float64ObservableGauge("kinference.accounting.stream.filled", metric.WithUnit("1"),
+		metric.WithDescription("Part of the stream's size that is used. It is kept below 0.8 unless a consumer does not acknowledge; at 1 the stream refuses events."))
 	if err := errors.Join(append(faults, err)...); err != nil {
 		return err
 	}
@@ -52,6 +58,9 @@ func (m *metrics) init(meter metric.Meter, v *server) error {
 			m.ask(ctx, v)
 		}
 		o.ObserveInt64(size, m.size)
+		if f := math.Float64frombits(m.filled.Load()); f > 0 {
+			o.ObserveFloat64(filled, f)
+		}
 		if m.lag >= 0 {
 			o.ObserveInt64(lag, m.lag)
 		}
@@ -59,7 +68,7 @@ func (m *metrics) init(meter metric.Meter, v *server) error {
 			o.ObserveFloat64(age, m.age)
 		}
 		return nil
-	}, size, lag, age)
+	}, size, lag, age, filled)
 	return err
 }
 
