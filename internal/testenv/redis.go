@@ -100,6 +100,43 @@ func (r *RedisServer) CLI(args ...string) (string, error) {
 	return strings.TrimSpace(out.String()), err
 }
 
+// RedisSentinel starts a primary named m, a replica and a Sentinel that watches
+// them, and returns them in this order. A primary that is silent for a second is
+// replaced.
+func RedisSentinel(t testing.TB) (primary, replica, sentinel *RedisServer) {
+	t.Helper()
+	primary = Redis(t, "--repl-diskless-sync-delay", "0")
+	_, port, err := net.SplitHostPort(primary.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	replica = Redis(t, "--replicaof", "127.0.0.1 "+port)
+	own := freePort(t)
+	sentinel = &RedisServer{Addr: net.JoinHostPort("127.0.0.1", own), dir: t.TempDir()}
+	file := filepath.Join(sentinel.dir, "sentinel.conf")
+	write(t, file, []byte("port "+own+"\nbind 127.0.0.1\ndir "+sentinel.dir+"\nsentinel monitor m 127.0.0.1 "+port+
+		" 1\nsentinel down-after-milliseconds m 1000\nsentinel failover-timeout m 5000\n"))
+	sentinel.args = []string{file, "--sentinel"}
+	if !sentinel.start(t) {
+		t.Fatal("the sentinel does not start")
+	}
+	t.Cleanup(sentinel.Stop)
+	deadline, tick := time.After(time.Minute), time.NewTicker(50*time.Millisecond)
+	defer tick.Stop()
+	for {
+		repl, _ := replica.CLI("info", "replication")
+		known, _ := sentinel.CLI("sentinel", "replicas", "m")
+		if strings.Contains(repl, "master_link_status:up") && strings.Contains(known, "127.0.0.1") {
+			return primary, replica, sentinel
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatal("replica and sentinel are not ready after a minute")
+		}
+	}
+}
+
 // RedisGroup is a Redis Cluster of three primaries and perhaps replicas.
 type RedisGroup struct {
 	Nodes []*RedisServer

@@ -227,3 +227,26 @@ func TestClusterFailsOverUnderLoad(t *testing.T) {
 		})
 	}
 }
+
+func TestSentinelReplacesThePrimary(t *testing.T) {
+	primary, _, sentinel := testenv.RedisSentinel(t)
+	rpc, _ := serve(t, limiter.Config{RedisAddrs: sentinel.Addr, RedisMode: limiter.ModeSentinel, RedisMaster: "m", RedisTimeout: 50 * time.Millisecond})
+	deny, allow, local, end := three(t, rpc)
+	defer end()
+	deny.phase(t, "load", &deny.granted, 100)
+	primary.Stop()
+	deny.phase(t, "refusals", &deny.degraded, 20)
+	deny.phase(t, "requests after the failover", &deny.granted, 100)
+	end()
+	for what, l := range map[string]*load{"deny": deny, "allow": allow, "local": local} {
+		l.waited(t, what)
+	}
+	for _, l := range []*load{deny, allow} {
+		until(t, "end of all permits", func() bool {
+			return remaining(t, rpc, concurrency(l.bucket.Key+" streams", 100)).Remaining == 100
+		})
+		if got, want := 1<<40-remaining(t, rpc, l.bucket).Remaining, l.committed.Load(); got > want {
+			t.Errorf("%d charged of %d used: something is charged twice", got, want)
+		}
+	}
+}

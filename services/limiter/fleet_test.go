@@ -196,7 +196,7 @@ func TestFourProcesses(t *testing.T) {
 			for _, f := range files {
 				x := read(t, f)
 				all.Used, all.Requests, all.Trips, all.Away = all.Used+x.Used, all.Requests+x.Requests, all.Trips+x.Trips, all.Away+x.Away
-				if all.First == 0 || x.First < all.First {
+				if x.First > 0 && (all.First == 0 || x.First < all.First) {
 					all.First = x.First
 				}
 				all.Last = max(all.Last, x.Last)
@@ -211,7 +211,8 @@ func TestFourProcesses(t *testing.T) {
 			if peak.Load() > fleetLeased {
 				t.Errorf("%d tokens were leased at once, want %d at most", peak.Load(), fleetLeased)
 			}
-			if all.Used < allowed/2 {
+			// On a machine that is too busy to answer less may be used.
+			if all.Used < allowed/2 && all.Away < all.Requests {
 				t.Errorf("%d tokens were used of %d: too few", all.Used, allowed)
 			}
 			until(t, "return of all leases", func() bool {
