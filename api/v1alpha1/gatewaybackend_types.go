@@ -38,8 +38,11 @@ type GatewayBackendList struct {
 
 // GatewayBackendSpec describes what is exposed.
 type GatewayBackendSpec struct {
-	// Hostnames that clients use. Absent: every one. A star stands for the
-	// first label.
+	// Hostnames that clients use, whatever the port. Absent: every one. A star
+	// stands for the first label. A request goes to the backend with its hostname
+	// before one with a star, to that before one without, and then to the longest
+	// path. As soon as there is any GatewayBackend, what matches none is not
+	// served.
 	//
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=set
@@ -60,7 +63,8 @@ type GatewayBackendSpec struct {
 	//
 	// +kubebuilder:default={apiKeys: {}}
 	Authentication *Authentication `json:"authentication,omitempty"`
-	// DefaultQoS of requests whose tenant says nothing else.
+	// DefaultQoS of requests whose tenant says nothing else. The header
+	// X-Kinference-Qos of a request can only lower it.
 	//
 	// +kubebuilder:default=interactive
 	DefaultQoS QoS `json:"defaultQos,omitempty"`
@@ -119,7 +123,8 @@ type JWTIssuer struct {
 	Audiences []string `json:"audiences"`
 	// JWKSURI is where the issuer's keys are.
 	JWKSURI SecureURL `json:"jwksURI"`
-	// TenantClaim whose value identifies the tenant, by its identities.
+	// TenantClaim whose value, a string or a list of them, identifies the tenant
+	// by its identities.
 	//
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=256

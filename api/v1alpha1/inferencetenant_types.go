@@ -48,7 +48,8 @@ type InferenceTenantSpec struct {
 	// ParentRef names the tenant that this one belongs to: a request must fit
 	// the limits of both. Eight levels at most.
 	ParentRef *LocalReference `json:"parentRef,omitempty"`
-	// Identities by which a caller is known to be this tenant.
+	// Identities by which a caller is known to be this tenant. Of several tenants
+	// in a namespace with the same identity the oldest has it.
 	//
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=atomic
@@ -89,10 +90,11 @@ type InferenceTenantSpec struct {
 //
 // +kubebuilder:validation:XValidation:rule="[has(self.apiKeySecretRef), has(self.claim), has(self.serviceAccount)].filter(given, given).size() == 1",message="give exactly one of apiKeySecretRef, claim and serviceAccount"
 type Identity struct {
-	// APIKeySecretRef names a Secret of the same namespace with the hashes of
-	// API keys.
+	// APIKeySecretRef names a Secret of the same namespace with records of API
+	// keys, made by kinfctl keys create. In Kubernetes it must have the label
+	// kinference.buoyant.io/api-keys: "true".
 	APIKeySecretRef *LocalReference `json:"apiKeySecretRef,omitempty"`
-	// Claim of a JWT.
+	// Claim of a JWT: the one that the GatewayBackend names for its issuer.
 	Claim *ClaimIdentity `json:"claim,omitempty"`
 	// ServiceAccount of this cluster.
 	ServiceAccount *ServiceAccountIdentity `json:"serviceAccount,omitempty"`
@@ -138,8 +140,8 @@ type MaxTokens struct {
 
 // TenantCache tells with whom prefix-cache hits may be shared.
 type TenantCache struct {
-	// Scope is Tenant, User, or Shared:<group> for all tenants that name the
-	// same group.
+	// Scope is Tenant, User, or Shared:<group> for all tenants of the namespace
+	// that name the same group.
 	//
 	// +kubebuilder:default=Tenant
 	Scope CacheScope `json:"scope,omitempty"`
