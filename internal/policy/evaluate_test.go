@@ -88,11 +88,12 @@ func TestProperties(t *testing.T) {
 	g := generator{rand.New(rand.NewPCG(1, 2))}
 	var seen [5]int
 	held := 0
-	for n := range 1000 {
+	for n := range 500 {
 		excludes := g.exclude("x")
 		rule := g.rule("r", excludes, pick(g, "Reject", "Queue"))
 		r, f := g.request(), g.fleet()
-		d := set(compile(t, "rules: [ "+rule+" ]")).Evaluate(r, f)
+		rules := compile(t, "rules: [ "+rule+" ]")
+		d := set(rules).Evaluate(r, f)
 		seen[d.Action]++
 
 		if again := set(compile(t, "rules: [ "+rule+" ]")).Evaluate(r, f); !cmp.Equal(d, again) {
@@ -130,7 +131,7 @@ func TestProperties(t *testing.T) {
 				remembering.Endpoints[i].Load = high{l}
 			}
 		}
-		after := set(compile(t, "rules: [ "+rule+" ]")).Evaluate(r, remembering)
+		after := set(rules).Evaluate(r, remembering)
 		for _, i := range after.Order {
 			if !slices.Contains(d.Order, i) {
 				t.Fatalf("%d: what was before let %s in\n%s", n, f.Endpoints[i].ID, rule)
@@ -152,7 +153,7 @@ func TestProperties(t *testing.T) {
 		for i := range f.Endpoints {
 			f.Endpoints[i].Unfit = "not ready"
 		}
-		if d := set(compile(t, "rules: [ "+rule+" ]")).Evaluate(r, f); d.Action != policy.Unavailable && d.Action != policy.Queue {
+		if d := set(rules).Evaluate(r, f); d.Action != policy.Unavailable && d.Action != policy.Queue {
 			t.Fatalf("%d: nobody is ready and the action is %v", n, d.Action)
 		}
 	}
