@@ -14,6 +14,7 @@ import (
 
 	"github.com/kinference/kinference/internal/anthropic"
 	"github.com/kinference/kinference/internal/anthropic/grammar"
+	"github.com/kinference/kinference/internal/blocks/blockstest"
 	"github.com/kinference/kinference/internal/openai"
 )
 
@@ -241,15 +242,14 @@ func TestChatStream(t *testing.T) {
 
 // conversation makes a Messages body that both APIs can express.
 func conversation(seed uint64) string {
-	b := &backend{r: rand.New(rand.NewPCG(seed, 2))}
-	r := b.r
-	text := func() string { return quote("t" + b.word(8) + "t") }
+	r := rand.New(rand.NewPCG(seed, 2))
+	text := func() string { return quote("t" + blockstest.Word(r, 8) + "t") }
 	var messages []string
 	add := func(role string, blocks ...string) {
 		messages = append(messages, `{"role":"`+role+`","content":[`+strings.Join(blocks, ",")+`]}`)
 	}
 	input := func() string {
-		v, _ := json.Marshal(map[string]any{"k" + b.word(3): []any{b.word(9), r.IntN(9), nil}})
+		v, _ := json.Marshal(map[string]any{"k" + blockstest.Word(r, 3): []any{blockstest.Word(r, 9), r.IntN(9), nil}})
 		return string(v)
 	}
 	block := func() string { return `{"type":"text","text":` + text() + `}` }

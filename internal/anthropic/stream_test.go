@@ -2,9 +2,7 @@ package anthropic_test
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +11,7 @@ import (
 
 	"github.com/kinference/kinference/internal/anthropic"
 	"github.com/kinference/kinference/internal/anthropic/grammar"
+	"github.com/kinference/kinference/internal/blocks/blockstest"
 	"github.com/kinference/kinference/internal/openai"
 )
 
@@ -186,128 +185,26 @@ func TestStreamIsBounded(t *testing.T) {
 	}
 }
 
-// backend makes a stream as an engine might send it, and says what a client
-// must have in the end.
+// backend is a generated stream, and what a client must have in the end.
 type backend struct {
-	r      *rand.Rand
-	chunks []string
-	text   string
-	think  string
-	calls  []grammar.Block
-	finish string
-	usage  grammar.Usage
+	chunks      []string
+	text, think string
+	calls       []grammar.Block
+	finish      string
+	usage       grammar.Usage
 }
 
-var alphabet = []rune("abc {}[]\":,\\\n\t\r\u2028é漢😀\x7f/<>&[DONE]data: ")
-
-func (b *backend) word(most int) string {
-	n := b.r.IntN(most + 1)
-	var s strings.Builder
-	for range n {
-		s.WriteRune(alphabet[b.r.IntN(len(alphabet))])
-	}
-	return s.String()
-}
-
-func quote(s string) string {
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(len(s)%2 == 0) // both are in use
-	_ = e.Encode(s)
-	return strings.TrimSuffix(b.String(), "\n")
-}
-
-// newBackend interleaves text, reasoning and the pieces of up to four calls at
-// random.
 func newBackend(seed uint64) *backend {
-	b := &backend{r: rand.New(rand.NewPCG(seed, 1))}
-	r := b.r
-	prompt, cached := r.IntN(1000)+1, 0
-	if r.IntN(2) == 0 {
-		cached = r.IntN(prompt + 1)
+	s := blockstest.New(seed)
+	b := &backend{chunks: s.Chunks, text: s.Text, think: s.Thinking, finish: s.Finish}
+	for _, c := range s.Calls {
+		b.calls = append(b.calls, grammar.Block{Type: "tool_use", ID: c.ID, Name: c.Name, Input: c.Arguments})
 	}
-	continuous := r.IntN(2) == 0
-	output := 0
-	add := func(d string) {
-		if !strings.HasPrefix(d, `"role"`) {
-			output++
-		}
-		chunk := `{"id":"x","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{` + d + `},"logprobs":null,"finish_reason":null}]`
-		if continuous {
-			chunk += fmt.Sprintf(`,"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}`, prompt, output, prompt+output)
-		}
-		b.chunks = append(b.chunks, chunk+"}")
-	}
-	if r.IntN(4) > 0 {
-		add(`"role":"assistant","content":""`)
-	}
-	type state struct{ rest string }
-	calls := make([]state, r.IntN(4))
-	for i := range calls {
-		input := map[string]any{}
-		for range r.IntN(4) {
-			input[b.word(5)] = []any{b.word(12), r.IntN(100), nil, map[string]any{b.word(2): true}}
-		}
-		args, _ := json.Marshal(input)
-		calls[i].rest = string(args)
-		b.calls = append(b.calls, grammar.Block{Type: "tool_use", ID: fmt.Sprintf("call_%d", i), Name: fmt.Sprintf("tool%d", i), Input: string(args)})
-	}
-	begun, interleave := 0, r.IntN(3) == 0
-	for range 2 + r.IntN(40) {
-		kind := r.IntN(4)
-		switch {
-		case kind == 0:
-			w := b.word(6)
-			b.text += w
-			add(`"content":` + quote(w))
-		case kind == 1:
-			w := b.word(6)
-			b.think += w
-			name := "reasoning"
-			if seed%2 == 0 {
-				name = "reasoning_content"
-			}
-			add(`"` + name + `":` + quote(w))
-		case len(calls) > 0:
-			i := begun
-			if interleave {
-				i = r.IntN(min(begun+1, len(calls)))
-			} else if begun > 0 && calls[begun-1].rest != "" {
-				i = begun - 1
-			}
-			if i >= len(calls) || i < begun && calls[i].rest == "" {
-				continue
-			}
-			head := `"index":` + fmt.Sprint(i)
-			name := ""
-			if i == begun {
-				begun++
-				head += fmt.Sprintf(`,"id":"call_%d","type":"function"`, i)
-				name = fmt.Sprintf(`"name":"tool%d",`, i)
-			}
-			runes := []rune(calls[i].rest)
-			n := r.IntN(len(runes) + 1)
-			calls[i].rest = string(runes[n:])
-			add(`"tool_calls":[{` + head + `,"function":{` + name + `"arguments":` + quote(string(runes[:n])) + `}}]`)
-		}
-	}
-	for i := range calls { // what is left comes in one go
-		if i >= begun {
-			add(fmt.Sprintf(`"tool_calls":[{"index":%d,"id":"call_%d","type":"function","function":{"name":"tool%d","arguments":%s}}]`, i, i, i, quote(calls[i].rest)))
-		} else if calls[i].rest != "" {
-			add(fmt.Sprintf(`"tool_calls":[{"index":%d,"function":{"arguments":%s}}]`, i, quote(calls[i].rest)))
-		}
-	}
-	b.finish = []string{"stop", "length", "tool_calls"}[r.IntN(3)]
-	b.chunks = append(b.chunks, `{"id":"x","choices":[{"index":0,"delta":{"content":""},"finish_reason":"`+b.finish+`","stop_reason":null}]}`)
-	details := ""
-	if cached > 0 || r.IntN(2) == 0 {
-		details = fmt.Sprintf(`,"prompt_tokens_details":{"cached_tokens":%d}`, cached)
-	}
-	b.chunks = append(b.chunks, fmt.Sprintf(`{"id":"x","choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":%d%s}}`, prompt, output, details), "[DONE]")
-	b.usage = grammar.Usage{Input: prompt - cached, Cached: cached, Output: output}
+	b.usage = grammar.Usage{Input: s.Usage.Prompt - s.Usage.Cached, Cached: s.Usage.Cached, Output: s.Usage.Output}
 	return b
 }
+
+func quote(s string) string { return blockstest.Quote(s) }
 
 // verify checks one generated stream.
 func (b *backend) verify(t *testing.T) {
