@@ -122,7 +122,7 @@ type Result struct {
 }
 
 // Tag returns the tag of a name, or one that is unknown.
-func (r *Result) Tag(name string) Tag {
+func (r Result) Tag(name string) Tag {
 	for i := range r.Tags {
 		if r.Tags[i].Name == name {
 			return r.Tags[i]
@@ -132,12 +132,12 @@ func (r *Result) Tag(name string) Tag {
 }
 
 // Present are the names of the tags that are true.
-func (r *Result) Present() []string { return r.named(True) }
+func (r Result) Present() []string { return r.named(True) }
 
 // Undecided are the names of the tags that are unknown.
-func (r *Result) Undecided() []string { return r.named(Unknown) }
+func (r Result) Undecided() []string { return r.named(Unknown) }
 
-func (r *Result) named(s State) []string {
+func (r Result) named(s State) []string {
 	var out []string
 	for i := range r.Tags {
 		if r.Tags[i].State == s {

@@ -13,9 +13,11 @@ import (
 	"flag"
 	"fmt"
 	"net"
+	"net/http"
 	"runtime"
 	"time"
 
+	"connectrpc.com/connect"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kinference/kinference/internal/classify"
@@ -111,9 +113,13 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 	g.Go(func() error {
 		daemon.Ready(ctx, true)
-		return rpc.Serve(ctx, l, rpc.Mount[classifierv1connect.ClassifierServiceHandler](ctx, srv, classifierv1connect.NewClassifierServiceHandler))
+		return rpc.Serve(ctx, l, rpc.Mount[classifierv1connect.ClassifierServiceHandler](ctx, srv, handler))
 	})
 	return g.Wait()
+}
+
+func handler(s classifierv1connect.ClassifierServiceHandler, options ...connect.HandlerOption) (string, http.Handler) {
+	return classifierv1connect.NewClassifierServiceHandler(s, append(options, connect.WithCodec(quiet{"json"}), connect.WithCodec(quiet{"json; charset=utf-8"}))...)
 }
 
 // or returns v, or d if v is zero.
