@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
@@ -26,6 +27,7 @@ type identifying struct {
 	*identity.Authenticator
 	salts salt.Secret
 	calls metric.Int64Counter
+	said  atomic.Int64 // when a review failed, as logged: anybody can make one fail
 }
 
 // startIdentity makes what callers are known by.
@@ -55,15 +57,23 @@ func (v *server) review(ctx context.Context, token, audience string) (string, er
 	answer, err := v.router.ReviewToken(ctx, &routerv1.ReviewTokenRequest{Token: token, Audience: audience})
 	switch {
 	case connect.CodeOf(err) == connect.CodeFailedPrecondition:
-		daemon.Logger(v.ctx).Warn("tokens of ServiceAccounts are refused: the router does not use the Kubernetes API")
+		v.noteReview("the router does not use the Kubernetes API")
 		return "", nil
 	case err != nil:
-		daemon.Logger(v.ctx).Warn("token was not reviewed", "code", connect.CodeOf(err).String())
+		v.noteReview(connect.CodeOf(err).String())
 		return "", errors.New("not reviewed") // what the cause says of the token nobody shall see
 	case !answer.GetAuthenticated() || answer.GetName() == "":
 		return "", nil
 	}
 	return answer.GetNamespace() + "/" + answer.GetName(), nil
+}
+
+// noteReview says once in a while why tokens of ServiceAccounts are not reviewed.
+func (v *server) noteReview(why string) {
+	now, last := time.Now().Unix(), v.identity.said.Load()
+	if now-last >= 60 && v.identity.said.CompareAndSwap(last, now) {
+		daemon.Logger(v.ctx).Warn("tokens of ServiceAccounts are not reviewed", "reason", why)
+	}
 }
 
 // sayWhoMayCall says once which it is: open to everybody, or not.

@@ -153,6 +153,7 @@ func (v *server) watch(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case view := <-views:
+			v.identity.Announce(view)
 			if v.prompts.Prepare(view) {
 				retry.Reset(v.PromptRetry)
 			}

@@ -30,7 +30,9 @@ func (s *server) ReviewToken(ctx context.Context, req *routerv1.ReviewTokenReque
 	defer cancel()
 	namespace, name, ok, err := s.reviewer.Account(ctx, req.GetToken(), req.GetAudience())
 	if err != nil {
-		s.log.Warn("token of a ServiceAccount was not reviewed", "err", err)
+		if now, last := s.now().Unix(), s.reviewSaid.Load(); now-last >= 60 && s.reviewSaid.CompareAndSwap(last, now) { // anybody can make one fail
+			s.log.Warn("token of a ServiceAccount was not reviewed", "err", err)
+		}
 		return nil, rpc.Error(connect.CodeUnavailable, "the Kubernetes API did not answer", retryDelay)
 	}
 	return &routerv1.ReviewTokenResponse{Authenticated: ok, Namespace: namespace, Name: name}, nil

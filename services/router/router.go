@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -36,20 +37,21 @@ var _ daemon.Service = (*Service)(nil)
 // server is the state of one Run.
 type server struct {
 	Config
-	log       *slog.Logger
-	metrics   *metrics
-	scheduler *schedule.Scheduler
-	fleet     *fleet.Table
-	affinity  *affinity.Table
-	decisions *decisions.Log
-	providers providers.Table
-	queue     *queue.Queue
-	tokens    *parity.Tokens
-	cached    *parity.Cached
-	catalog   *catalog.Publisher
-	tracker   kvtrackerv1connect.KVTrackerServiceClient // nil: none
-	keys      resources.KeyWriter                       // of API keys
-	reviewer  *review.Client                            // of ServiceAccounts; nil: the Kubernetes API is not used
+	log        *slog.Logger
+	metrics    *metrics
+	scheduler  *schedule.Scheduler
+	fleet      *fleet.Table
+	affinity   *affinity.Table
+	decisions  *decisions.Log
+	providers  providers.Table
+	queue      *queue.Queue
+	tokens     *parity.Tokens
+	cached     *parity.Cached
+	catalog    *catalog.Publisher
+	tracker    kvtrackerv1connect.KVTrackerServiceClient // nil: none
+	keys       resources.KeyWriter                       // of API keys
+	reviewer   *review.Client                            // of ServiceAccounts; nil: the Kubernetes API is not used
+	reviewSaid atomic.Int64                              // when a failed review was logged
 
 	mu        sync.Mutex
 	resources *resources.Catalog // newest good one; nil before it

@@ -138,8 +138,9 @@ type Authenticator struct {
 	tokens  cache[*verified]
 	cancel  context.CancelFunc
 
-	mu  sync.Mutex // held to make a directory
-	dir atomic.Pointer[directory]
+	mu     sync.Mutex // held to make a directory
+	dir    atomic.Pointer[directory]
+	newest atomic.Pointer[directory]
 }
 
 // New returns an authenticator.
@@ -169,6 +170,20 @@ type directory struct {
 
 type claim struct{ issuer, name, value string }
 
+// Announce tells of a view that will be in use soon: what it revokes is revoked at
+// once, also for requests that come with an older view.
+func (a *Authenticator) Announce(view *catalog.View) { a.newest.Store(newDirectory(view)) }
+
+// withdrawn says why a key of an older view is not good any more; nil: it is.
+func (a *Authenticator) withdrawn(d *directory, namespace, key string) *Refusal {
+	n := a.newest.Load()
+	if n == nil || n.view.Version <= d.view.Version || !n.view.Guarded {
+		return nil
+	}
+	_, refusal := n.keys[namespace].find(a.Now(), key)
+	return refusal
+}
+
 // directory returns that of a view. Requests come with the newest one, or the one
 // before it.
 func (a *Authenticator) directory(view *catalog.View) *directory {
@@ -181,7 +196,10 @@ func (a *Authenticator) directory(view *catalog.View) *directory {
 	if old != nil && old.view == view {
 		return old
 	}
-	d := newDirectory(view)
+	d := a.newest.Load()
+	if d == nil || d.view != view {
+		d = newDirectory(view)
+	}
 	if old == nil || old.view.Version < view.Version {
 		a.dir.Store(d)
 		uris := map[string]bool{}
@@ -274,6 +292,9 @@ func (a *Authenticator) identify(r *http.Request, d *directory, b *catalog.Backe
 			return nil, because("method")
 		}
 		entry, refusal := d.keys[b.Namespace].find(a.Now(), text)
+		if refusal == nil {
+			refusal = a.withdrawn(d, b.Namespace, text)
+		}
 		if refusal != nil {
 			return nil, refusal
 		}

@@ -71,6 +71,28 @@ func TestAPIKeys(t *testing.T) {
 	}
 }
 
+// What a newer catalog revokes is revoked before that catalog is in use.
+func TestAnnouncedRevocation(t *testing.T) {
+	w := newWorld(t, Settings{})
+	request := func() *http.Request { return request("keys.example.com", bearer(w.key)...) }
+	if got := w.call(request()); got != "api_key ns/search bob" {
+		t.Fatal(got)
+	}
+	newer := message(w.idp.URL)
+	newer.Version = 2
+	for _, k := range w.view.Tenant("ns/search").Message.GetKeys() {
+		newer.Tenants[1].Keys = append(newer.Tenants[1].Keys, &routerv1.Key{Id: k.GetId(), Sha256: k.GetSha256(), Revoked: true})
+	}
+	w.Announce(catalog.New(newer))
+	if got := w.call(request()); got != "Unauthorized: revoked" {
+		t.Error(got)
+	}
+	w.Announce(catalog.New(message(w.idp.URL))) // an older one means nothing
+	if got := w.call(request()); got != "api_key ns/search bob" {
+		t.Error(got)
+	}
+}
+
 // A caller has all that limits, usage and policies ask for.
 func TestCaller(t *testing.T) {
 	w := newWorld(t, Settings{})
