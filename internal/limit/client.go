@@ -53,6 +53,40 @@ type org struct {
 
 	syncing sync.Mutex  // one change of leases at a time
 	kicked  atomic.Bool // a change is to come
+	full    atomic.Bool // which looks at all pools
+
+	needs sync.Mutex
+	needy map[*pool]struct{} // that want another share before the next tick
+}
+
+// need has the share of a pool looked at with the next change of leases.
+func (o *org) need(pools ...*pool) {
+	o.needs.Lock()
+	defer o.needs.Unlock()
+	for _, p := range pools {
+		o.needy[p] = struct{}{}
+	}
+}
+
+// candidates are the pools to look at: all, or those in need.
+func (o *org) candidates(all bool) []*pool {
+	var out []*pool
+	o.needs.Lock()
+	for p := range o.needy {
+		out = append(out, p)
+	}
+	clear(o.needy)
+	o.needs.Unlock()
+	if !all {
+		return out
+	}
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	out = out[:0]
+	for _, p := range o.pools {
+		out = append(out, p)
+	}
+	return out
 }
 
 // Bounds of what a client holds. Buckets beyond are always asked for.
@@ -134,7 +168,7 @@ func (c *Client) org(name string) *org {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if o = c.orgs[name]; o == nil && len(c.orgs) < maxOrgs {
-		o = &org{name: name, pools: map[string]*pool{}, running: map[string]*Reservation{}}
+		o = &org{name: name, pools: map[string]*pool{}, running: map[string]*Reservation{}, needy: map[*pool]struct{}{}}
 		c.orgs[name] = o
 	}
 	return o
@@ -154,7 +188,7 @@ func (o *org) pool(b *limiterv1.Bucket) *pool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if p = o.pools[b.GetKey()]; p == nil && len(o.pools) < maxPools {
-		p = &pool{bucket: b}
+		p = &pool{key: b.GetKey(), bucket: b}
 		o.pools[b.GetKey()] = p
 	}
 	return p
@@ -226,7 +260,7 @@ func (c *Client) run() {
 		case <-leases.C:
 			c.refill()
 			for _, o := range c.all() {
-				c.kick(o)
+				c.kick(o, true)
 			}
 		case <-beats.C:
 			for _, o := range c.all() {
@@ -256,22 +290,27 @@ func (c *Client) drop() {
 	}
 }
 
-// kick has the leases of an organisation changed soon.
-func (c *Client) kick(o *org) {
-	if o == nil || c.tick.Err() != nil || !o.kicked.CompareAndSwap(false, true) {
+// kick has the leases of an organisation changed soon: of all pools, or those in
+// need.
+func (c *Client) kick(o *org, all bool) {
+	if all {
+		o.full.Store(true)
+	}
+	if c.tick.Err() != nil || !o.kicked.CompareAndSwap(false, true) {
 		return
 	}
-	c.work.Go(func() { c.sync(c.tick, o, c.s.LeaseTTL) })
+	c.work.Go(func() { c.sync(c.tick, o, false, c.s.LeaseTTL) })
 }
 
 // sync reports what was spent and changes leases until nothing is due. Unused
 // shares go back after idle.
-func (c *Client) sync(ctx context.Context, o *org, idle time.Duration) {
+func (c *Client) sync(ctx context.Context, o *org, all bool, idle time.Duration) {
 	o.syncing.Lock()
 	defer o.syncing.Unlock()
 	o.kicked.Store(false)
+	all = o.full.Swap(false) || all
 	for ctx.Err() == nil {
-		pools, shares := o.due(c.s.LeaseTTL, idle)
+		pools, shares := o.due(all, c.s.LeaseTTL, idle)
 		if len(shares) == 0 {
 			return
 		}
@@ -298,18 +337,20 @@ func (c *Client) sync(ctx context.Context, o *org, idle time.Duration) {
 }
 
 // due collects changes of shares, and forgets pools without use.
-func (o *org) due(ttl, idle time.Duration) (pools []*pool, shares []*limiterv1.Share) {
+func (o *org) due(all bool, ttl, idle time.Duration) (pools []*pool, shares []*limiterv1.Share) {
 	now := time.Now()
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for key, p := range o.pools {
+	candidates := o.candidates(all)
+	for i, p := range candidates {
 		if len(shares) == maxShares {
+			o.need(candidates[i:]...)
 			break
 		}
 		if s := p.next(now, ttl, idle); s != nil {
 			pools, shares = append(pools, p), append(shares, s)
-		} else if p.retire(now, 10*ttl) {
-			delete(o.pools, key)
+		} else if all && p.retire(now, 10*ttl) {
+			o.mu.Lock()
+			delete(o.pools, p.key)
+			o.mu.Unlock()
 		}
 	}
 	return pools, shares
@@ -365,7 +406,7 @@ func (c *Client) Close(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, c.cancel)
 	defer stop()
 	for _, o := range c.all() {
-		c.sync(c.base, o, 0)
+		c.sync(c.base, o, true, 0)
 	}
 	close(c.closing)
 	c.senders.Wait()

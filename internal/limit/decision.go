@@ -60,7 +60,8 @@ func (d *decision) lease() (ask []group) {
 			if p := o.pool(c.Bucket); p != nil {
 				st, ok, sync := p.take(c.Bucket, c.Amount, d.now)
 				if sync {
-					d.client.kick(o)
+					o.need(p)
+					d.client.kick(o, false)
 				}
 				if ok {
 					d.res.parts[i] = part{place: leased, pool: p}
@@ -150,9 +151,11 @@ func (d *decision) heard(g group, resp *limiterv1.ReserveResponse) (back bool) {
 		o := d.client.org(g.name)
 		if p := o.pool(b); p != nil {
 			if p.heard(st, d.now) {
-				d.client.kick(o)
+				o.need(p)
+				d.client.kick(o, false)
 			}
 			if st.GetRefused() && p.hush(d.now) {
+				o.need(p)
 				back = true
 			}
 		}
@@ -179,7 +182,7 @@ func (d *decision) returnShare(ctx context.Context, name string) bool {
 	}
 	ctx, cancel := context.WithTimeout(ctx, d.client.s.Timeout)
 	defer cancel()
-	d.client.sync(ctx, o, d.client.s.LeaseTTL)
+	d.client.sync(ctx, o, false, d.client.s.LeaseTTL)
 	return ctx.Err() == nil
 }
 

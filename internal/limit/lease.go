@@ -16,6 +16,8 @@ import (
 // report. All are part of what the limiter counts as used: a share that expires
 // frees the requests in flight, too.
 type pool struct {
+	key string
+
 	mu     sync.Mutex
 	bucket *limiterv1.Bucket // newest specification
 	state  *limiterv1.State  // newest state that was heard of
