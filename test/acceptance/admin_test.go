@@ -21,6 +21,7 @@ import (
 	"github.com/kinference/kinference/internal/rpc"
 	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 	"github.com/kinference/kinference/proto/gen/kinference/admin/v1/adminv1connect"
+	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 )
 
 // adminTokens writes a file with a token for each role, "read" and "operate".
@@ -202,6 +203,9 @@ func TestWatchDecisions(t *testing.T) {
   - name: nosy
     matches: [ { when: '"authorization" in request.headers && request.headers["authorization"].contains("sk-") || "x-api-token" in request.headers && request.headers["x-api-token"] != ""' } ]
     reject: { reason: Nosy }
+  - name: claims
+    matches: [ { claims: [ { name: groups, value: refused } ] }, { claims: [ { name: api_token, value: x } ] } ]
+    reject: { reason: Claims }
 `)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -252,9 +256,24 @@ func TestWatchDecisions(t *testing.T) {
 		t.Fatal(over.Err())
 	}
 	d = over.Msg().Decision
-	if d.Outcome == nil || d.ActualTtft == nil || d.ActualE2E == nil || d.GetActualPromptTokens() == 0 || d.GetActualOutputTokens() != 3 || d.GetRequest().GetEndpoint() != "ChatCompletions" ||
-		len(d.Candidates) != 2 || len(d.Candidates[0].Means) == 0 {
+	if d.Outcome == nil || d.ActualTtft == nil || d.ActualE2E == nil || d.GetActualPromptTokens() == 0 || d.GetActualOutputTokens() != 3 || d.GetRequest().GetEndpoint() != "ChatCompletions" {
 		t.Errorf("over: %v, %v, %d tokens, %d out", d.ActualTtft, d.ActualE2E, d.GetActualPromptTokens(), d.GetActualOutputTokens())
+		t.Logf("outcome %v, %v", d.Outcome, d.GetRequest())
+	}
+	e.eventually("a record has fresh loads", func() bool {
+		d := e.explain(e.chat(req{text: "loads", max: 1}))
+		return len(d.Candidates) == 2 && len(d.Candidates[0].Means) > 0
+	})
+
+	// Claims come from ingress in the mesh; a rule reads two of these three.
+	if _, err := e.route("claims", &routerv1.Attributes{
+		Endpoint: "ChatCompletions", Headers: map[string]string{"x-other": "planted"},
+		ClaimsJson: `{"sub":"planted-subject","api_token":"planted-claim","groups":["staff"]}`,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if q := e.explain(answer{id: "claims"}).GetRequest(); len(q.GetClaimsJson()) != 1 || q.GetClaimsJson()["groups"] != `["staff"]` || !q.GetClaimsWithheld() || len(q.GetHeaders()) != 0 {
+		t.Errorf("claims: %v", q)
 	}
 
 	all, err := e.admin.WatchDecisions(ctx, &adminv1.WatchDecisionsRequest{Recent: 1000, OnlyRecent: true})
