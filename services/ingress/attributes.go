@@ -39,6 +39,8 @@ func (x *exchange) attributesOf() (*routerv1.Attributes, *openai.Error) {
 	switch {
 	case x.messages != nil:
 		a.Endpoint = "Messages"
+	case x.responses != nil:
+		a.Endpoint = "Responses"
 	case x.req.Route == openai.RouteCompletions:
 		a.Endpoint = "Completions"
 	}

@@ -53,7 +53,7 @@ func TestBadInput(t *testing.T) {
 		{"too large", chatPath, `{"model":"chat","x":"` + strings.Repeat("x", 65<<10) + `",` + messages, nil, 413, "invalid_request_error", "", "request_too_large"},
 		{"compressed", chatPath, `{}`, []string{"Content-Encoding", "gzip"}, 415, "invalid_request_error", "", "unsupported_content_encoding"},
 		{"a form", chatPath, `{}`, []string{"Content-Type", "application/x-www-form-urlencoded"}, 415, "invalid_request_error", "", "unsupported_content_type"},
-		{"unknown path", "/v1/responses", `{}`, nil, 404, "invalid_request_error", "", "unknown_url"},
+		{"unknown path", "/v1/nothing", `{}`, nil, 404, "invalid_request_error", "", "unknown_url"},
 		{"slash at the end", chatPath + "/", `{}`, nil, 404, "invalid_request_error", "", "unknown_url"},
 		{"double slash", "//v1/chat/completions", `{}`, nil, 404, "invalid_request_error", "", "unknown_url"},
 		{"wrong method", "/v1/models", `{}`, nil, 405, "invalid_request_error", "", "method_not_allowed"},

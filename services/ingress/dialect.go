@@ -17,6 +17,9 @@ const (
 	pathCount    = "/v1/messages/count_tokens"
 )
 
+// pathResponses is the Responses API's.
+const pathResponses = "/v1/responses"
+
 // edge is the client's side of a request, in the client's own dialect. Inside,
 // every fault is an [openai.Error] and every answer a chat completion; what is
 // written here becomes what the client speaks. While a stream waits for its
@@ -37,8 +40,8 @@ type edge struct {
 	dirty  bool // something was written since the last flush
 	closed bool // no more is to be written but by the handler
 
-	answer *anthropic.Answer // nil: what is written passes as it is
-	stream *anthropic.Stream
+	speech *speech // nil: what is written passes as it is
+	stream translator
 	events *openai.Reader
 	feed   feed
 	whole  []byte
@@ -50,12 +53,26 @@ type edge struct {
 	deadline time.Time // that the proxy set
 }
 
+// translator makes a dialect's stream of a chat completion stream.
+type translator interface {
+	Chunk(dst, data []byte) []byte
+	End(dst []byte) []byte
+	Error(dst []byte, e *openai.Error) []byte
+	Ping(dst []byte) []byte
+}
+
+// speech is how a dialect makes its answers.
+type speech struct {
+	stream func() translator
+	whole  func(dst, completion []byte) ([]byte, error)
+}
+
 // newEdge finds out what a client speaks: by the path where it tells, and else
 // by the header that every client of the Messages API sends.
 func (v *server) newEdge(w http.ResponseWriter, r *http.Request) *edge {
 	e := &edge{w: w, ctl: http.NewResponseController(w), r: r, limit: v.WriteTimeout, maxEvent: v.MaxEvent}
 	switch path := r.URL.Path; {
-	case strings.HasSuffix(path, openai.RouteChat.Path()), strings.HasSuffix(path, openai.RouteCompletions.Path()):
+	case strings.HasSuffix(path, openai.RouteChat.Path()), strings.HasSuffix(path, openai.RouteCompletions.Path()), strings.HasSuffix(path, pathResponses):
 	case strings.HasSuffix(path, pathMessages), strings.HasSuffix(path, pathCount):
 		e.anthropic = true
 	default:
@@ -123,7 +140,7 @@ func (e *edge) Write(p []byte) (int, error) {
 	defer e.mu.Unlock()
 	e.dirty = true
 	switch {
-	case e.answer == nil:
+	case e.speech == nil:
 		e.open(http.StatusOK)
 		return e.w.Write(p)
 	case e.stream == nil:
@@ -170,7 +187,7 @@ func (e *edge) translate(p []byte) error {
 func (e *edge) FlushError() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.answer != nil && e.stream == nil && !e.opened && e.whole != nil {
+	if e.speech != nil && e.stream == nil && !e.opened && e.whole != nil {
 		if err := e.message(); err != nil {
 			return err
 		}
@@ -190,12 +207,10 @@ func (e *edge) flush() error {
 func (e *edge) message() error {
 	h := e.w.Header()
 	h.Del("Content-Length")
-	out, err := anthropic.AppendMessage(nil, e.whole, *e.answer)
+	out, err := e.speech.whole(nil, e.whole)
 	e.whole = nil
 	if err != nil {
-		e.opened = true
-		e.name()
-		anthropic.WriteError(e.w, openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The model server gave no valid answer."), h.Get("X-Request-Id"))
+		e.refuse(openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The model server gave no valid answer."))
 		return nil
 	}
 	h.Set("Content-Length", strconv.Itoa(len(out)))
@@ -204,13 +219,13 @@ func (e *edge) message() error {
 	return err
 }
 
-// speak makes what is written from now on an answer of the Messages API.
-func (e *edge) speak(a anthropic.Answer, stream bool) {
+// speak makes what is written from now on an answer of a dialect.
+func (e *edge) speak(s *speech, stream bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.answer = &a
+	e.speech = s
 	if stream {
-		e.stream = anthropic.NewStream(a)
+		e.stream = s.stream()
 		e.events = openai.NewReader(&e.feed, e.maxEvent+64<<10)
 	}
 }
@@ -270,13 +285,7 @@ func (e *edge) fail(fault *openai.Error) {
 		fault = messagesError(fault)
 	}
 	if !e.opened {
-		e.opened = true
-		e.name()
-		if e.anthropic {
-			anthropic.WriteError(e.w, fault, e.w.Header().Get("X-Request-Id"))
-		} else {
-			fault.Write(e.w)
-		}
+		e.refuse(fault)
 		return
 	}
 	e.out = e.out[:0]
@@ -290,6 +299,17 @@ func (e *edge) fail(fault *openai.Error) {
 	if _, err := e.w.Write(e.out); err == nil {
 		_ = e.flush()
 	}
+}
+
+// refuse answers with an error and nothing else.
+func (e *edge) refuse(fault *openai.Error) {
+	e.opened = true
+	e.name()
+	if e.anthropic {
+		anthropic.WriteError(e.w, fault, e.w.Header().Get("X-Request-Id"))
+		return
+	}
+	fault.Write(e.w)
 }
 
 // close ends what the timer does. After it nothing is written.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kinference/kinference/internal/anthropic"
 	"github.com/kinference/kinference/internal/openai"
+	"github.com/kinference/kinference/internal/responses"
 	"github.com/kinference/kinference/services/ingress/internal/meter"
 )
 
@@ -37,7 +38,7 @@ func (v *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		v.post(w, r, a, openai.RouteChat)
 	case path == openai.RouteCompletions.Path():
 		v.post(w, r, a, openai.RouteCompletions)
-	case path == pathMessages:
+	case path == pathMessages || path == pathResponses:
 		v.post(w, r, a, openai.RouteChat)
 	case path == pathCount:
 		v.countTokens(w, r, a)
@@ -69,8 +70,11 @@ func (v *server) post(w http.ResponseWriter, r *http.Request, a *admission, rout
 	}
 	x := &exchange{server: v, admission: a, w: w, r: r, id: id, unique: meter.NewID(), label: otherModel}
 	x.req.Route = route
-	if a.path == pathMessages {
+	switch a.path {
+	case pathMessages:
 		x.messages = &anthropic.Request{}
+	case pathResponses:
+		x.responses = &responses.Request{}
 	}
 	v.metrics.active.Add(v.ctx, 1)
 	defer func() { // whatever happens, the router's ledger gets its end

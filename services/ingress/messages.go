@@ -11,6 +11,7 @@ import (
 
 	"github.com/kinference/kinference/internal/anthropic"
 	"github.com/kinference/kinference/internal/openai"
+	"github.com/kinference/kinference/internal/responses"
 	"github.com/kinference/kinference/services/ingress/internal/catalog"
 	"github.com/kinference/kinference/services/ingress/internal/limits"
 	"github.com/kinference/kinference/services/ingress/internal/meter"
@@ -18,9 +19,15 @@ import (
 	"github.com/kinference/kinference/services/ingress/internal/proxy"
 )
 
-// parse reads the body. One of the Messages API becomes a chat body: from here
+// parse reads the body. One of the Messages or the Responses API becomes a chat body: from here
 // on the request is a chat completion like any other.
 func (x *exchange) parse(body []byte) *openai.Error {
+	if x.responses != nil {
+		if e := x.responses.Parse(body, responses.Settings{Depth: x.MaxDepth}); e != nil {
+			return e
+		}
+		return x.req.Parse(openai.RouteChat, x.responses.AppendChat(make([]byte, 0, len(body)+256)), x.MaxDepth+8)
+	}
 	if x.messages == nil {
 		return x.req.Parse(x.req.Route, body, x.MaxDepth)
 	}
@@ -37,8 +44,20 @@ func (x *exchange) begin() {
 	if !ok {
 		return
 	}
-	if x.messages != nil {
-		e.speak(anthropic.Answer{ID: "msg_" + strings.ReplaceAll(x.unique, "-", ""), Model: x.req.Model, Input: x.inputTokens(), HideThinking: x.messages.HideThinking}, x.req.Stream)
+	id := strings.ReplaceAll(x.unique, "-", "")
+	switch {
+	case x.messages != nil:
+		a := anthropic.Answer{ID: "msg_" + id, Model: x.req.Model, Input: x.inputTokens(), HideThinking: x.messages.HideThinking}
+		e.speak(&speech{
+			func() translator { return anthropic.NewStream(a) },
+			func(dst, completion []byte) ([]byte, error) { return anthropic.AppendMessage(dst, completion, a) },
+		}, x.req.Stream)
+	case x.responses != nil:
+		a := responses.Answer{ID: "resp_" + id, Model: x.req.Model, Created: x.began.Unix(), Input: x.inputTokens(), Echo: x.responses.Echo()}
+		e.speak(&speech{
+			func() translator { return responses.NewStream(a) },
+			func(dst, completion []byte) ([]byte, error) { return responses.AppendResponse(dst, completion, a) },
+		}, x.req.Stream)
 	}
 	if x.req.Stream {
 		e.keepAlive(x.PingInterval)
@@ -70,7 +89,11 @@ func (x *exchange) contextError(limit, tokens int) *openai.Error {
 	if x.messages != nil {
 		return anthropic.ContextError(limit, tokens, x.req.MaxTokens)
 	}
-	return openai.ContextLength(x.req.Route.PromptParam(), limit, tokens, x.req.MaxTokens)
+	param := x.req.Route.PromptParam()
+	if x.responses != nil {
+		param = "input"
+	}
+	return openai.ContextLength(param, limit, tokens, x.req.MaxTokens)
 }
 
 // messagesError puts an error about the prompt's length into the words that

@@ -19,6 +19,7 @@ import (
 	"github.com/kinference/kinference/internal/anthropic"
 	"github.com/kinference/kinference/internal/daemon"
 	"github.com/kinference/kinference/internal/openai"
+	"github.com/kinference/kinference/internal/responses"
 	"github.com/kinference/kinference/internal/rpc"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/services/ingress/internal/catalog"
@@ -51,17 +52,19 @@ type exchange struct {
 	unique string // names the request for what is counted once: never the client's id
 	label  string // model label for metrics
 
-	ctx      context.Context // of the request: client, total timeout, span
-	span     trace.Span
-	began    time.Time // when the body was complete
-	req      openai.Request
-	messages *anthropic.Request // what req was made of, for a client of that API
-	model    *catalog.Model
-	prompts  []prompt.Prompt
-	body     []byte // as sent upstream, for bodyFor
-	bodyKind bodyKind
-	bodyIDs  *prompt.Prompt
-	salt     string // of the caller's tenant; empty while the gateway is open
+	ctx   context.Context // of the request: client, total timeout, span
+	span  trace.Span
+	began time.Time // when the body was complete
+	req   openai.Request
+	// What req was made of, for a client of another API than its own.
+	messages  *anthropic.Request
+	responses *responses.Request
+	model     *catalog.Model
+	prompts   []prompt.Prompt
+	body      []byte // as sent upstream, for bodyFor
+	bodyKind  bodyKind
+	bodyIDs   *prompt.Prompt
+	salt      string // of the caller's tenant; empty while the gateway is open
 
 	attributes *routerv1.Attributes // for policies
 	limited    limited
