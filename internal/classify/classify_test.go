@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/url"
 	"slices"
@@ -55,17 +56,19 @@ func TestNationalIDs(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	kinds := classify.IDKinds()
 	checked := 0
-	for k, checksum := range kinds {
-		if checksum {
+	for _, k := range slices.Sorted(maps.Keys(kinds)) {
+		if kinds[k] {
 			checked++
 		}
 		word, _, _ := strings.Cut(classify.IDWords(k), "|")
-		const n = 60
+		const n = 200
 		found, typo, bare, typos := 0, 0, 0, 0
 		for range n {
 			id := classify.GenerateID(k, r)
 			if c.Classify(t.Context(), user("Hello, my "+word+" is "+id+", can you help me with the form?")).Tag("pii-detected").State == classify.True {
 				found++
+			} else {
+				t.Logf("%s: missed %s", k, id)
 			}
 			if c.Classify(t.Context(), user(id)).Tag("pii-detected").State == classify.True {
 				bare++
@@ -183,7 +186,7 @@ func TestEvasions(t *testing.T) {
 		"cpf":    func() string { return "cpf " + classify.GenerateID("br-cpf", r) },
 		"dni":    func() string { return "dni " + classify.GenerateID("es-dni", r) },
 		"nino":   func() string { return classify.GenerateID("uk-nino", r) },
-		"wallet": func() string { return g.Digits("0x~a#b#c#d#e#f#a#b#c#d#e#f#a#b#c#d#e#f#a#b#") },
+		"wallet": func() string { return g.Digits("0x~a#b#c#d#e#f#a#b#c#d#e#f#a#b#c#d#e#f#a#b") },
 		"secret": func() string { return "ghp_" + g.Digits("@^#@^#@^#@^#@^#@^#@^#@^#@^#@^#@^#@^#") },
 	}
 	const n = 20

@@ -42,7 +42,7 @@ func (s *scan) codeAhead(i int) bool {
 		}
 		switch n.kind {
 		case tokSign:
-			if n.sign != '-' && n.sign != '.' && n.sign != '/' && n.sign != '(' || n.gap != gapNone {
+			if n.sign != '-' && n.sign != '.' && n.sign != '/' && n.sign != '(' && n.sign != '+' || n.gap != gapNone {
 				return false
 			}
 		case tokMixed:
@@ -233,7 +233,7 @@ func (s *scan) mixed(i int, t *token) {
 		}
 	}
 	// Digits glued to a word: ssn123456789.
-	if digits >= 9 {
+	if digits >= 7 {
 		s.glued(t, w)
 	}
 }
@@ -252,13 +252,19 @@ func (s *scan) glued(t *token, w []byte) {
 		i = j + 1
 	}
 	d := w[from:to]
-	if len(d) < 9 || len(d) > 19 || len(w)-len(d) > 16 || from > 0 && to < len(w) {
+	if len(d) < 7 || len(d) > 19 || len(w)-len(d) > 16 || from > 0 && to < len(w)-1 {
 		return
 	}
 	start := int(t.start) + from
 	if len(d) >= 13 && cardNetwork(d) && luhn(d) && !same(d) {
 		s.hit(kindCard, "card", 0.5, start, start+len(d))
 		return
+	}
+	// dni12345678Z, as it comes out of letters with spaces between them.
+	if from > 0 {
+		if _, c := s.m.lexicon.lookup(hashWord(string(w[:from]))); c != 0 {
+			t.ctx = c
+		}
 	}
 	if t.ctx > 0 && (t.ctx >= ctxIDs || t.ctx == ctxPhone || t.ctx == ctxNationalID || t.ctx == ctxAccount) {
 		s.hit(kindNationalID, "announced", 0.5, start, start+len(d))

@@ -40,9 +40,9 @@ var contextWords = map[uint8]string{
 		"customer number|customer id|member number|member id|membership number|policy number|policyholder|client number|client id|loan number|accountnumber|mitgliedsnummer|kundennummer|kundennr",
 	ctxNationalID: "national id|identity number|identification number|tax id|taxpayer|tin|identity|citizen|id number|id card|personal number|social security|social insurance|identity card|personalausweis|ausweis|ausweisnummer|cedula|dokument|" +
 		"identificacion|identite|identita|ταυτοτητα|ταυτοτητας|паспорт|удостоверение|kimlik|steuernummer|sozialversicherungsnummer|nationalid|taxid|身份证|身份證",
-	ctxPassport: "passport|passports|passport number|reisepass|passnummer|passeport|pasaporte|passaporto|passaporte|paspoort|pass|passi|paszport|utlevel|διαβατηριο|διαβατηριου|загранпаспорт|pasaport|pas|passportnumber|护照",
+	ctxPassport: "passport|passports|passport number|reisepass|passnummer|passeport|pasaporte|passaporto|passaporte|paspoort|pass number|passi|paszport|utlevel|διαβατηριο|διαβατηριου|загранпаспорт|pasaport|passportnumber|护照",
 	ctxLicence:  "licence|license|driver|drivers|driving|dl|fuhrerschein|fuhrerscheinnummer|permis|licencia|patente|carta conducao|rijbewijs|korkort|ajokortti|kierowcy|ehliyet|driverslicense|licensenumber|licenceplate|numberplate|vin|kennzeichen|conducir|διπλωμα|права|license plate|plate number",
-	ctxMedical: "mrn|medical|patient|medicare|medicaid|health insurance|insurance number|insurance id|health number|health card|beneficiary id|npi|hospital|krankenkasse|versichertennummer|krankenversichertennummer|patientennummer|prescription|record number|medical record|patient id|dossier|" +
+	ctxMedical: "mrn|medical|patient|medicare|medicaid|health insurance|insurance number|insurance id|health number|health card|beneficiary id|hospital|krankenkasse|versichertennummer|krankenversichertennummer|patientennummer|prescription|record number|medical record|patient id|dossier|" +
 		"historia clinica|insuranceid|patientid|hicn|ehr|clinic",
 	ctxIP:      "ip|ipv4|ipv6|ip address|host|client_ip|remote|ipaddress|subnet|server",
 	ctxWallet:  "wallet|btc|bitcoin|eth|ethereum|crypto|ltc|litecoin|usdt|monero|xmr|solana|doge|tron|trx|blockchain|ripple|xrp|cardano|ada",
@@ -59,10 +59,10 @@ var contextWords = map[uint8]string{
 
 // idContext announces national numbers by name; the rest by country.
 var idContext = map[string]string{
-	"us-ssn": "ssn|ssns|social security|socialsecurity|soc sec|social", "us-itin": "itin|taxpayer", "us-npi": "npi|provider identifier", "us-aba": "aba|routing|rtn", "us-ein": "ein|fein|employer identification", "us-mbi": "mbi|medicare",
+	"us-ssn": "ssn|ssns|social security|socialsecurity|soc sec|social", "us-itin": "itin|taxpayer", "us-npi": "npi|provider identifier|national provider", "us-aba": "aba|routing|rtn", "us-ein": "ein|fein|employer identification", "us-mbi": "mbi|medicare",
 	"uk-nhs": "nhs", "uk-nino": "nino|national insurance|ni number", "uk-utr": "utr|taxpayer reference|unique taxpayer",
 	"ca-sin": "sin|social insurance|nas", "au-tfn": "tfn|tax file", "au-medicare": "medicare", "au-abn": "abn|business number", "nz-ird": "ird|inland revenue",
-	"de-tax-id": "steuer id|steuerid|steuer identifikationsnummer|steueridentifikationsnummer|identifikationsnummer|idnr|steuer", "de-svnr": "sozialversicherungsnummer|rentenversicherungsnummer|svnr|sv nummer|versicherungsnummer", "de-id-card": "personalausweis|ausweisnummer|personalausweisnummer",
+	"de-tax-id": "steuer id|steuerid|steuer identifikationsnummer|steueridentifikationsnummer|identifikationsnummer|idnr|steuer", "de-svnr": "sozialversicherungsnummer|rentenversicherungsnummer|svnr|sv nummer|versicherungsnummer", "de-id-card": "ausweisnr|personalausweis|ausweisnummer|personalausweisnummer",
 	"fr-nir": "nir|insee|securite sociale|secu|vitale", "pt-nif": "nif|contribuinte|fiscal", "nl-bsn": "bsn|burgerservicenummer|sofinummer", "be-nn": "rijksregisternummer|registre national|niss|insz|national number", "at-svnr": "svnr|sozialversicherungsnummer|sv nummer",
 	"ch-ahv": "ahv|avs|ahvn13|ahv nummer", "pl-pesel": "pesel", "pl-nip": "nip", "cz-rc": "rodne cislo|rodne|rc", "hu-taj": "taj|taj szam", "ro-cnp": "cnp|cod numeric", "bg-egn": "egn|егн", "hr-oib": "oib", "yu-jmbg": "jmbg|emso|embg|jmb|maticni broj",
 	"gr-afm": "afm|αφμ|α.φ.μ|φορολογικο|μητρωου|tin|vat", "gr-amka": "amka|αμκα|κοινωνικης ασφαλισης", "se-pnr": "personnummer|personnr|pnr|samordningsnummer", "no-fnr": "fodselsnummer|fnr|personnummer|d nummer", "dk-cpr": "cpr|cpr nummer|personnummer",

@@ -59,7 +59,7 @@ func blobs(v *view, found func(*view), cause func(string)) {
 					if b == '\r' && k < len(text) && text[k] == '\n' {
 						k++
 					}
-					if k < len(text) && base64Class[text[k]] != 0 {
+					if lineGoesOn(text[k:]) {
 						j = k
 						continue
 					}
@@ -128,6 +128,15 @@ func blobs(v *view, found func(*view), cause func(string)) {
 		}
 		i = j
 	}
+}
+
+// lineGoesOn tells the next line of base64 from the next line of prose.
+func lineGoesOn(text []byte) bool {
+	n := 0
+	for n < len(text) && base64Class[text[n]] != 0 {
+		n++
+	}
+	return n >= 24 || n > 0 && n < len(text) && text[n] == '='
 }
 
 // mayHide reports whether text holds a run that would be worth decoding.

@@ -221,11 +221,6 @@ func (s *scan) features(scripts *[scriptCount]int32, root bool) {
 		return
 	}
 	f.scripts = *scripts
-	latin := f.letters
-	for i := 1; i < scriptCount; i++ {
-		latin -= scripts[i]
-	}
-	f.scripts[scriptLatin] = max(latin, 0)
 	s.noteInjection(f)
 	f.injection, f.injectionRule = 0, ""
 	s.res.feat.add(f)

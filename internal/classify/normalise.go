@@ -514,7 +514,7 @@ func entity(text []byte, buf *[8]byte) (width, n int, control bool) {
 // quotedPrintable decodes =40, where more such signs or an address stand
 // around it: a=40 in code means something else.
 func quotedPrintable(text []byte, i int, buf *[8]byte) (width, n int) {
-	if i+1 < len(text) && text[i+1] == '\n' && i > 60 {
+	if i+1 < len(text) && text[i+1] == '\n' && softBreak(text[max(0, i-76):i]) {
 		return 2, 0
 	}
 	if i+2 >= len(text) || upperHex(text[i+1]) < 0 || upperHex(text[i+2]) < 0 {
@@ -543,6 +543,16 @@ func quotedPrintable(text []byte, i int, buf *[8]byte) (width, n int) {
 	}
 	buf[0] = v
 	return 3, 1
+}
+
+// softBreak reports whether a line is quoted-printable by other signs than its end.
+func softBreak(line []byte) bool {
+	for i := 0; i+2 < len(line); i++ {
+		if line[i] == '=' && upperHex(line[i+1]) >= 0 && upperHex(line[i+2]) >= 0 {
+			return true
+		}
+	}
+	return false
 }
 
 func upperHex(b byte) int {

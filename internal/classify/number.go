@@ -219,7 +219,7 @@ func (s *scan) separator(i int) (sep byte, next int) {
 			return sep, k
 		}
 		switch t.sign {
-		case '-', '.', '/', '(', ')', ',', '_', '*', '~':
+		case '-', '.', '/', '(', ')', ',', '_', '*', '~', '+':
 			if sep != 0 && t.sign != '(' && t.sign != '-' && sep != ')' {
 				return 0, 0
 			}
@@ -414,6 +414,9 @@ func (s *scan) read(r *run, i, j, at, n int, near *contexts, whole, singles bool
 	}
 	if sep == ',' && grouped {
 		penalty += 0.2
+	}
+	if sep == '+' && !(r.plus && i == 0) { // spaces of a query, or a sum
+		penalty += 0.15
 	}
 	alone := float32(0)
 	if s.short && whole {

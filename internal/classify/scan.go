@@ -313,7 +313,7 @@ func (s *scan) hidden() {
 		switch {
 		case t.lex&lexNumber != 0 && t.kind == tokWord:
 			i = s.spelled(v, i)
-		case t.len() == 1 && t.kind != tokSign:
+		case t.len() == 1 && (t.kind != tokSign || t.sign == '+' && i+1 < len(s.toks) && s.toks[i+1].gap == gapSpace && s.toks[i+1].len() == 1):
 			i = s.spaced(v, i)
 		default:
 			i++
@@ -441,6 +441,9 @@ func (s *scan) aside(v *view, near contexts, cuts []int) {
 	sub.numbers()
 	sub.codes()
 	sub.mail()
+	if v.enc == encSpaced {
+		sub.secrets()
+	}
 }
 
 // fields reads the values of a JSON text one behind the other: numbers may be

@@ -94,7 +94,7 @@ func tokenise(dst []token, text []byte, lex *lexicon, scripts *[scriptCount]int3
 		t := token{start: int32(i), gap: gap}
 		gap = gapNone
 		h := uint64(hashSeed)
-		upper, lower, digits, letters := 0, 0, 0, 0
+		upper, lower, digits, letters, other := 0, 0, 0, 0, 0
 		firstUpper := false
 	word:
 		for i < len(text) {
@@ -155,6 +155,7 @@ func tokenise(dst []token, text []byte, lex *lexicon, scripts *[scriptCount]int3
 					lower++
 				}
 				letters++
+				other++
 				h = hashRune(h, r)
 			}
 			i += n
@@ -168,6 +169,7 @@ func tokenise(dst []token, text []byte, lex *lexicon, scripts *[scriptCount]int3
 		}
 		t.end = int32(i)
 		t.hash = finish(h)
+		scripts[scriptLatin] += int32(letters - other)
 		if t.kind == tokSign {
 			t.shape = shapeNone
 			dst = append(dst, t)

@@ -90,7 +90,7 @@ func GenerateID(kind string, r *rand.Rand) string {
 			s := []byte(id.form)
 			for k, f := range s {
 				switch {
-				case f == '9', f == 'X' && r.IntN(2) == 0:
+				case f == '9', f == 'X' && r.IntN(10) > 0:
 					s[k] = '0' + byte(r.IntN(10))
 				case f == 'A' || f == 'X':
 					s[k] = 'A' + byte(r.IntN(26))
