@@ -1,9 +1,6 @@
 package memory
 
-import (
-	"cmp"
-	"container/heap"
-)
+import "container/heap"
 
 // queue orders names by time, like a sorted set of Redis: equal times by name.
 type queue struct {
@@ -20,7 +17,10 @@ type items []item
 
 func (s items) Len() int { return len(s) }
 func (s items) Less(i, j int) bool {
-	return cmp.Or(cmp.Compare(s[i].at, s[j].at), cmp.Compare(s[i].name, s[j].name)) < 0
+	if s[i].at != s[j].at {
+		return s[i].at < s[j].at
+	}
+	return s[i].name < s[j].name
 }
 func (s items) Swap(i, j int) { s[i], s[j] = s[j], s[i] }
 func (s *items) Push(x any)   { *s = append(*s, x.(item)) }
