@@ -282,32 +282,33 @@ func allSorts() []*routerv1.Limit {
 	}
 }
 
+func many(list ...http.HandlerFunc) []http.HandlerFunc { return list }
+
 // What a request is settled with is what it used, however it ends; and every
 // request is settled once, with nothing left reserved.
 func TestSettlement(t *testing.T) {
-	type worker = func(t *testing.T) http.HandlerFunc
-	one := func(h http.HandlerFunc) worker { return func(*testing.T) http.HandlerFunc { return h } }
 	for _, c := range []struct {
 		name, path, body string
-		workers          []worker
+		workers          []http.HandlerFunc
 		status           int
 		want             string
 	}{
-		{"whole", chatPath, chatRequest(false, `,"max_tokens":50`), []worker{one(refuses(200, usageText(12, 8, 2)))}, 200, "commit r=1 in=4 ca=8 out=2 c=1"},
-		{"stream whose client did not ask for usage", chatPath, chatRequest(true, ""), []worker{one(answers(textChunk("a"), textChunk("b"), stopChunk, usageChunk, doneEvent))}, 200, "commit r=1 in=4 ca=8 out=2 c=1"},
-		{"completions", textPath, `{"model":"chat","prompt":"Hello","max_tokens":5}`, []worker{one(refuses(200, `{"model":"base-model","choices":[{"index":0,"text":"Hi","finish_reason":"stop"}],"usage":{"prompt_tokens":3,"completion_tokens":4}}`))}, 200, "commit r=1 in=3 ca=0 out=4 c=1"},
-		{"worker that never tells", chatPath, chatRequest(true, ""), []worker{one(answers(roleChunk(), textChunk("a"), textChunk("b"), textChunk("c"), stopChunk, doneEvent))}, 200, "commit r=1 in=%d ca=0 out=4 c=1"},
-		{"failover", chatPath, chatRequest(false, ""), []worker{one(refuses(500, "{}")), one(refuses(200, usageText(12, 0, 2)))}, 200, "commit r=1 in=12 ca=0 out=2 c=1"},
-		{"all workers fail", chatPath, chatRequest(false, ""), []worker{one(refuses(500, "{}")), one(refuses(503, "{}"))}, 0, "release"},
+		{"whole", chatPath, chatRequest(false, `,"max_tokens":50`), many(refuses(200, usageText(12, 8, 2))), 200, "commit r=1 in=4 ca=8 out=2 c=1"},
+		{"stream whose client did not ask for usage", chatPath, chatRequest(true, ""), many(answers(textChunk("a"), textChunk("b"), stopChunk, usageChunk, doneEvent)), 200, "commit r=1 in=4 ca=8 out=2 c=1"},
+		{"completions", textPath, `{"model":"chat","prompt":"Hello","max_tokens":5}`,
+			many(refuses(200, `{"model":"base-model","choices":[{"index":0,"text":"Hi","finish_reason":"stop"}],"usage":{"prompt_tokens":3,"completion_tokens":4}}`)), 200, "commit r=1 in=3 ca=0 out=4 c=1"},
+		{"worker that never tells", chatPath, chatRequest(true, ""), many(answers(roleChunk(), textChunk("a"), textChunk("b"), textChunk("c"), stopChunk, doneEvent)), 200, "commit r=1 in=%d ca=0 out=4 c=1"},
+		{"failover", chatPath, chatRequest(false, ""), many(refuses(500, "{}"), refuses(200, usageText(12, 0, 2))), 200, "commit r=1 in=12 ca=0 out=2 c=1"},
+		{"all workers fail", chatPath, chatRequest(false, ""), many(refuses(500, "{}"), refuses(503, "{}")), 0, "release"},
 		{"no worker", chatPath, chatRequest(false, ""), nil, 503, "release"},
-		{"request at fault", chatPath, chatRequest(false, `,"temperature":-1`), []worker{one(refuses(400, `{"error":{"message":"temperature"}}`))}, 400, "commit r=1 in=0 ca=0 out=0 c=1"},
-		{"stream that breaks", chatPath, chatRequest(true, ""), []worker{one(answers(textChunk("a"), textChunk("b")))}, 200, "commit r=1 in=%d ca=0 out=2 c=1"},
+		{"request at fault", chatPath, chatRequest(false, `,"temperature":-1`), many(refuses(400, `{"error":{"message":"temperature"}}`)), 400, "commit r=1 in=0 ca=0 out=0 c=1"},
+		{"stream that breaks", chatPath, chatRequest(true, ""), many(answers(textChunk("a"), textChunk("b"))), 200, "commit r=1 in=%d ca=0 out=2 c=1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e := startLimited(t, nil, allSorts()...)
-			var list []*worker2
+			var list []*worker
 			for i, w := range c.workers {
-				list = append(list, newWorker(t, fmt.Sprint("w", i), w(t)))
+				list = append(list, newWorker(t, fmt.Sprint("w", i), w))
 			}
 			if len(list) > 0 {
 				e.router.routes(list...)
@@ -331,8 +332,6 @@ func TestSettlement(t *testing.T) {
 	}
 }
 
-type worker2 = worker
-
 // A client that leaves gives back what it did not use, wherever its request is.
 func TestCancelSettles(t *testing.T) {
 	prompt := len(`[{"role":"user","content":"Hello there"}]`)/3 + 1
@@ -352,11 +351,11 @@ func TestCancelSettles(t *testing.T) {
 			e := startLimited(t, nil, allSorts()...)
 			h, begun, left := hang(c.pieces...)
 			e.router.routes(newWorker(t, "w", h))
-			routing, go_on := make(chan struct{}), make(chan struct{})
+			routing, goOn := make(chan struct{}), make(chan struct{})
 			if c.queued {
 				e.router.set(func(*routerv1.RouteRequest) (*routerv1.RouteResponse, error) {
 					close(routing)
-					<-go_on
+					<-goOn
 					return nil, rpc.Error(connect.CodeUnavailable, "too late", time.Second)
 				})
 				begun = routing
@@ -392,7 +391,7 @@ func TestCancelSettles(t *testing.T) {
 				await(t, "the worker to be left", left)
 			}
 			got := e.limiter.end(1)
-			close(go_on)
+			close(goOn)
 			if len(got) != 1 || !strings.HasPrefix(got[0], c.want) {
 				t.Errorf("settled %v, want %s", got, c.want)
 			}
