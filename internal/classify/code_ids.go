@@ -63,8 +63,8 @@ const maxCode = 36
 // code reads the code that begins with token i: it tries ever more tokens, and
 // takes the longest that means something. It returns the token behind it.
 func (s *scan) code(i int) int {
-	var buf, raw [maxCode]byte
-	n, k := 0, 0 // letters and digits; with signs
+	buf, raw := &s.codeBuf, &s.codeRaw // a checksum behind a function value makes locals escape
+	n, k := 0, 0                       // letters and digits; with signs
 	best := 0
 	var found struct {
 		kind  kind

@@ -225,6 +225,10 @@ var digitIDs = []nationalID{
 		p := num(d[:2])
 		return (p >= 1 && p <= 24 || p == 30) && d[2] < '6' && luhn(d)
 	}},
+	// A HETU whose check is a digit; others are among letterIDs.
+	{name: "fi-hetu", min: 10, max: 10, strength: medium, groups: []string{"64"}, valid: func(d []byte) bool {
+		return dmy(d) && "0123456789ABCDEFHJKLMNPRSTUVWXY"[num(d[:9])%31] == d[9]
+	}},
 	{name: "ru-inn", min: 12, max: 12, strength: medium, valid: func(d []byte) bool {
 		return num(d[:2]) > 0 && weighted(d, 7, 2, 4, 10, 3, 5, 9, 4, 6, 8)%11%10 == int(d[10]-'0') && weighted(d, 3, 7, 2, 4, 10, 3, 5, 9, 4, 6, 8)%11%10 == int(d[11]-'0')
 	}},

@@ -63,24 +63,25 @@ type scan struct {
 	run  run
 	view *view
 	// short says that the part is little more than one number; outer is what is announced around a view.
-	short   bool
-	outer   []uint8
-	lastIP  int32
-	cuts    []int // positions of the view that a finding must cross
-	skip    int   // findings that end before this offset of the part are known from the last window
-	limited bool  // only what consists of digits and codes
-	res     *partResult
-	norm    normaliser
-	buf     []byte
-	queue   []*view
-	runs    []denseRun
-	tags    []uint8
-	margins []float32
-	custom  *Custom
-	outTmp  []byte
-	segTmp  []segment
-	role    Role
-	ctx     context.Context
+	short            bool
+	outer            []uint8
+	lastIP           int32
+	cuts             []int // positions of the view that a finding must cross
+	skip             int   // findings that end before this offset of the part are known from the last window
+	limited          bool  // only what consists of digits and codes
+	res              *partResult
+	norm             normaliser
+	buf              []byte
+	queue            []*view
+	runs             []denseRun
+	tags             []uint8
+	margins          []float32
+	custom           *Custom
+	codeBuf, codeRaw [maxCode]byte
+	outTmp           []byte
+	segTmp           []segment
+	role             Role
+	ctx              context.Context
 }
 
 // part scans one part. The result keeps none of the text.

@@ -64,7 +64,7 @@ func IDWords(kind string) string { return idContext[kind] }
 func GenerateID(kind string, r *rand.Rand) string {
 	for i := range digitIDs {
 		id := &digitIDs[i]
-		if id.name != kind {
+		if id.name != kind || kind == "fi-hetu" {
 			continue
 		}
 		for {
