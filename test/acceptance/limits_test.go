@@ -152,22 +152,27 @@ func TestEveryRouteCounts(t *testing.T) {
 		sum += 2 * int64(whole.usage.Prompt+whole.usage.Output)
 		output += 2 * int64(whole.usage.Output)
 	}
-	// The Messages API, whole and as a stream; counting tokens uses none.
-	for _, stream := range []bool{false, true} {
-		a := e.post(nil, "/v1/messages", fmt.Sprintf(`{"model":%q,"max_tokens":12,"stream":%v,"messages":[{"role":"user","content":"a message"}]}`, modelName, stream))
-		var in, out int64
-		for _, line := range strings.Split(a.body, `{"`) {
-			if i := strings.Index(line, `input_tokens":`); i >= 0 {
-				_, _ = fmt.Sscanf(line[i:], `input_tokens":%d`, &in)
+	// The other APIs, whole and as streams; counting tokens uses none.
+	for _, api := range []struct{ path, body, header string }{
+		{"/v1/messages", `"max_tokens":12,"messages":[{"role":"user","content":"a message"}]`, "Anthropic-Ratelimit-Tokens-Limit"},
+		{"/v1/responses", `"max_output_tokens":16,"input":"a message"`, "X-Ratelimit-Limit-Tokens"},
+	} {
+		for _, stream := range []bool{false, true} {
+			a := e.post(nil, api.path, fmt.Sprintf(`{"model":%q,"stream":%v,%s}`, modelName, stream, api.body))
+			var in, out int64
+			for _, part := range strings.Split(a.body, `{"`) { // the last of the cumulative counts
+				if i := strings.Index(part, `input_tokens":`); i >= 0 {
+					_, _ = fmt.Sscanf(part[i:], `input_tokens":%d`, &in)
+				}
+				if i := strings.Index(part, `output_tokens":`); i >= 0 {
+					_, _ = fmt.Sscanf(part[i:], `output_tokens":%d`, &out)
+				}
 			}
-			if i := strings.Index(line, `output_tokens":`); i >= 0 {
-				_, _ = fmt.Sscanf(line[i:], `output_tokens":%d`, &out)
+			if a.status != http.StatusOK || in == 0 || out == 0 || a.header.Get(api.header) == "" {
+				t.Fatalf("%s: %d, %d in, %d out, %v %.500s", api.path, a.status, in, out, a.header, a.body)
 			}
+			sum, output = sum+in+out, output+out
 		}
-		if a.status != http.StatusOK || in == 0 || out == 0 || a.header.Get("Anthropic-Ratelimit-Tokens-Limit") != "1000000" {
-			t.Fatalf("messages: %d, %d in, %d out, %v %.500s", a.status, in, out, a.header, a.body)
-		}
-		sum, output = sum+in+out, output+out
 	}
 	if a := e.post(nil, "/v1/messages/count_tokens", fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":"a message"}]}`, modelName)); a.status != http.StatusOK {
 		t.Errorf("count_tokens: %d %s", a.status, a.body)
@@ -177,7 +182,7 @@ func TestEveryRouteCounts(t *testing.T) {
 		o, outLeased := e.used(limiter, "out", 500_000)
 		return u == sum && o == output && leased == 0 && outLeased == 0
 	})
-	t.Logf("%d tokens of 12 requests are counted, %d of output", sum, output)
+	t.Logf("%d tokens of 14 requests are counted, %d of output", sum, output)
 }
 
 // slow is a fleet of one worker whose answers take a while.
