@@ -121,9 +121,15 @@ func isToken(s string) bool {
 	return true
 }
 
-// fromLoopback reports whether the peer is on this machine, or in this Pod.
-func fromLoopback(r *http.Request) bool {
+// fromHere reports whether the peer is on this machine, or in this Pod: on loopback,
+// or with the very address that it has connected to, as a proxy has that keeps the
+// destination of what it took over.
+func fromHere(r *http.Request) bool {
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	ip := net.ParseIP(host)
-	return err == nil && ip != nil && ip.IsLoopback()
+	if err != nil || ip == nil {
+		return false
+	}
+	local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	return ip.IsLoopback() || ok && ip.Equal(local.IP)
 }

@@ -9,6 +9,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -402,6 +403,19 @@ func TestMesh(t *testing.T) {
 		r.RemoteAddr = c.peer
 		if got := w.call(r); got != c.want {
 			t.Errorf("%s: %s, want %s", title, got, c.want)
+		}
+	}
+}
+
+// A proxy in the same Pod may connect from the Pod's own address.
+func TestMeshFromOwnAddress(t *testing.T) {
+	w := newWorld(t, Settings{Proxy: Proxy{Header: HeaderLinkerd, TrustDomain: "cluster.local"}})
+	for peer, want := range map[string]string{"10.1.2.3:5": "mesh ns/search system:serviceaccount:apps:frontend", "10.1.2.4:5": "Unauthorized: missing", "nonsense": "Unauthorized: missing"} {
+		r := request("all.example.com", HeaderLinkerd, "frontend.apps.serviceaccount.identity.linkerd.cluster.local")
+		r.RemoteAddr = peer
+		r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.IPv4(10, 1, 2, 3), Port: 8080}))
+		if got := w.call(r); got != want {
+			t.Errorf("%s: %s, want %s", peer, got, want)
 		}
 	}
 }

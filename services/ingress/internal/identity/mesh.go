@@ -24,7 +24,7 @@ const (
 // account takes the ServiceAccount (namespace/name) that the proxy names, empty
 // for none: the client has no certificate, or one of something else.
 func (p Proxy) account(r *http.Request) (string, *Refusal) {
-	if p.Header == "" || !fromLoopback(r) {
+	if p.Header == "" || !fromHere(r) {
 		return "", nil
 	}
 	values := r.Header.Values(p.Header)
