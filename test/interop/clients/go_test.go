@@ -12,6 +12,8 @@ import (
 	anthropicoption "github.com/anthropics/anthropic-sdk-go/option"
 	"github.com/openai/openai-go/v3"
 	openaioption "github.com/openai/openai-go/v3/option"
+	"github.com/openai/openai-go/v3/packages/ssestream"
+	"github.com/openai/openai-go/v3/responses"
 	"github.com/openai/openai-go/v3/shared"
 )
 
@@ -221,6 +223,59 @@ func openaiGo(t *testing.T, url, model string) features {
 			err = json.Unmarshal([]byte(c.Choices[0].Message.JSON.ExtraFields["reasoning"].Raw()), &thought)
 			return object{"thinking": thought, "text": c.Choices[0].Message.Content}, err
 		},
+		"responses": func() (any, error) {
+			r, err := client.Responses.New(ctx, responses.ResponseNewParams{Model: model, MaxOutputTokens: openai.Int(50), Input: responses.ResponseNewParamsInputUnion{OfString: openai.String(scripted + "chat")}})
+			if err != nil {
+				return nil, err
+			}
+			u := r.Usage
+			return object{"text": r.OutputText(), "status": r.Status, "input": u.InputTokens, "cached": u.InputTokensDetails.CachedTokens, "output": u.OutputTokens}, nil
+		},
+		"responses, stream": func() (any, error) {
+			r, err := streamedResponse(client.Responses.NewStreaming(ctx, responses.ResponseNewParams{Model: model, Input: responses.ResponseNewParamsInputUnion{OfString: openai.String(scripted + "think")}}))
+			if err != nil {
+				return nil, err
+			}
+			thought := ""
+			for _, i := range r.Output {
+				if i.Type == "reasoning" {
+					thought += i.Content[0].Text
+				}
+			}
+			return object{"text": r.OutputText(), "status": r.Status, "thinking": thought}, nil
+		},
+		"responses, tools": func() (any, error) {
+			p := responses.ResponseNewParams{Model: model}
+			p.Tools = []responses.ToolUnionParam{{OfFunction: &responses.FunctionToolParam{Name: "weather", Parameters: object{"type": "object", "properties": object{"city": object{"type": "string"}}}}}}
+			p.Input.OfInputItemList = responses.ResponseInputParam{responses.ResponseInputItemParamOfMessage(scripted+"parallel", responses.EasyInputMessageRoleUser)}
+			first, err := streamedResponse(client.Responses.NewStreaming(ctx, p))
+			if err != nil {
+				return nil, err
+			}
+			var list []string
+			var results responses.ResponseInputParam
+			for _, i := range first.Output {
+				if i.Type != "function_call" {
+					continue
+				}
+				c := i.AsFunctionCall()
+				s, err := canonical(c.Name, c.Arguments)
+				if err != nil {
+					return nil, err
+				}
+				list = append(list, s)
+				p.Input.OfInputItemList = append(p.Input.OfInputItemList, responses.ResponseInputItemParamOfFunctionCall(c.Arguments, c.CallID, c.Name))
+				result := responses.ResponseInputItemParamOfFunctionCallOutput("sunny")
+				result.OfFunctionCallOutput.CallID = openai.String(c.CallID)
+				results = append(results, result)
+			}
+			p.Input.OfInputItemList = append(p.Input.OfInputItemList, results...)
+			last, err := client.Responses.New(ctx, p)
+			if err != nil {
+				return nil, err
+			}
+			return object{"calls": list, "final": last.OutputText()}, nil
+		},
 		"models": func() (any, error) {
 			found := false
 			list := client.Models.ListAutoPaging(ctx)
@@ -230,6 +285,21 @@ func openaiGo(t *testing.T, url, model string) features {
 			return found, list.Err()
 		},
 	}
+}
+
+// streamedResponse is the response at the end of a stream.
+func streamedResponse(s *ssestream.Stream[responses.ResponseStreamEventUnion]) (*responses.Response, error) {
+	defer s.Close()
+	var last *responses.Response
+	for s.Next() {
+		if e := s.Current(); e.Type == "response.completed" {
+			last = &e.Response
+		}
+	}
+	if s.Err() == nil && last == nil {
+		return nil, errors.New("the stream was not completed")
+	}
+	return last, s.Err()
 }
 
 // anthropicGo drives an endpoint with the official Anthropic client for Go.

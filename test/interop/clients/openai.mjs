@@ -88,5 +88,23 @@ await run({
     const { message } = (await ask("think")).choices[0];
     return { thinking: message.reasoning, text: message.content };
   },
+  responses: async () => {
+    const r = await client.responses.create({ model, input: "script: chat", max_output_tokens: 50 });
+    return { text: r.output_text, status: r.status, input: r.usage.input_tokens, cached: r.usage.input_tokens_details.cached_tokens, output: r.usage.output_tokens };
+  },
+  "responses, stream": async () => {
+    const r = await client.responses.stream({ model, input: "script: think" }).finalResponse();
+    const thoughts = r.output.filter((i) => i.type === "reasoning").flatMap((i) => i.content.map((c) => c.text));
+    return { text: r.output.filter((i) => i.type === "message").map((i) => i.content[0].text).join(""), status: r.status, thinking: thoughts.join("") };
+  },
+  "responses, tools": async () => {
+    const tools = [{ type: "function", ...tool.function }];
+    const input = user("parallel");
+    const first = await client.responses.stream({ model, input, tools }).finalResponse();
+    const calls = first.output.filter((i) => i.type === "function_call");
+    const results = calls.map((c) => ({ type: "function_call_output", call_id: c.call_id, output: "sunny" }));
+    const last = await client.responses.create({ model, input: [...input, ...calls, ...results], tools });
+    return { calls: calls.map((c) => canonical(c.name, c.arguments)), final: last.output_text };
+  },
   models: async () => (await client.models.list()).data.some((m) => m.id === model),
 });

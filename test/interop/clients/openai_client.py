@@ -120,6 +120,33 @@ def thinking():
     return {"thinking": message.reasoning, "text": message.content}
 
 
+def responses():
+    r = client.responses.create(model=model, input="script: chat", max_output_tokens=50)
+    return {"text": r.output_text, "status": r.status, "input": r.usage.input_tokens, "cached": r.usage.input_tokens_details.cached_tokens, "output": r.usage.output_tokens}
+
+
+def responses_stream():
+    with client.responses.stream(model=model, input="script: think") as s:
+        for _ in s:
+            pass
+        r = s.get_final_response()
+    thoughts = [c.text for i in r.output if i.type == "reasoning" for c in i.content]
+    return {"text": r.output_text, "status": r.status, "thinking": "".join(thoughts)}
+
+
+def responses_tools():
+    flat = {"type": "function", **tool["function"]}
+    ask = [{"role": "user", "content": "script: parallel"}]
+    with client.responses.stream(model=model, input=ask, tools=[flat]) as s:
+        for _ in s:
+            pass
+        first = s.get_final_response()
+    calls = [i for i in first.output if i.type == "function_call"]
+    results = [{"type": "function_call_output", "call_id": c.call_id, "output": "sunny"} for c in calls]
+    last = client.responses.create(model=model, input=ask + [c.model_dump(exclude={"parsed_arguments"}) for c in calls] + results, tools=[flat])
+    return {"calls": [canonical(c.name, c.arguments) for c in calls], "final": last.output_text}
+
+
 def models():
     return model in [m.id for m in client.models.list()]
 
@@ -127,5 +154,5 @@ def models():
 run({
     "chat": chat, "stream": stream, "tools": lambda: tools("tools"), "tools, stream": lambda: stream_tools("tools"), "parallel tools": lambda: tools("parallel"),
     "parallel tools, stream": lambda: stream_tools("parallel"), "JSON schema": json_schema, "logprobs": logprobs, "n": n, "stop": stop, "vision": vision, "usage": usage,
-    "errors": errors, "retries": retries, "abort": abort, "thinking": thinking, "models": models,
+    "errors": errors, "retries": retries, "abort": abort, "thinking": thinking, "responses": responses, "responses, stream": responses_stream, "responses, tools": responses_tools, "models": models,
 })

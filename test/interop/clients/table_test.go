@@ -13,7 +13,7 @@ import (
 // rows are the features in the order of the table.
 var rows = []string{
 	"chat", "stream", "tools", "tools, stream", "parallel tools", "parallel tools, stream", "JSON schema", "logprobs", "n", "stop", "vision", "usage", "errors", "retries", "abort",
-	"thinking", "count_tokens", "models",
+	"thinking", "count_tokens", "responses", "responses, stream", "responses, tools", "models",
 }
 
 // table is what held, by client and feature.
@@ -65,7 +65,7 @@ What the features mean: **tools** is a call, its result and the answer to that, 
 come interleaved from the engine; **usage** is that of whole answers and of streams, cached tokens apart; **errors** are an unknown model,
 a request that the engine refuses and a prompt that is too long, as the client's own exceptions; **retries** are the client's own after
 503; **abort** leaves a stream, and the engine stops; **thinking** comes back with the next turn where the API has it (Anthropic);
-**count_tokens** is the count that the same request is charged.
+**count_tokens** is the count that the same request is charged; **responses** is OpenAI's Responses API, without what needs a store.
 `)
 	return s.String()
 }
@@ -73,7 +73,7 @@ a request that the engine refuses and a prompt that is too long, as the client's
 // absent reports whether a client's API does not have a feature.
 func absent(client, feature string) bool {
 	if strings.Contains(client, "anthropic") {
-		return feature == "n" || feature == "logprobs"
+		return feature == "n" || feature == "logprobs" || strings.HasPrefix(feature, "responses")
 	}
 	return feature == "count_tokens"
 }
