@@ -194,7 +194,7 @@ func (c *Conn) ConsumeUsage(ctx context.Context, s UsageSettings, name string, h
 		if worked {
 			try = 0
 		}
-		if trouble != nil && err != nil {
+		if trouble != nil {
 			trouble(err)
 		}
 		if !backoff(ctx, try) {

@@ -47,7 +47,7 @@ func Postgres(t testing.TB) *PostgresServer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	s := &PostgresServer{dir: dir, as: unprivileged(t, dir)}
 	data := filepath.Join(dir, "data")
 	init := exec.Command(programs["initdb"], "-D", data, "-U", "test", "-A", "trust", "-E", "UTF8", "--locale", "C", "--no-sync", "--no-instructions")

@@ -181,5 +181,5 @@ func tempDir() (dir string, remove func(), err error) {
 	if err != nil {
 		return "", nil, fmt.Errorf("make folder of ledger: %w", err)
 	}
-	return dir, func() { os.RemoveAll(dir) }, nil
+	return dir, func() { _ = os.RemoveAll(dir) }, nil
 }

@@ -83,7 +83,7 @@ func (v *server) startMetering(ctx context.Context) (stop func(), err error) {
 		_ = registration.Unregister()
 		conn.Close()
 		if temporary != "" {
-			os.RemoveAll(temporary)
+			_ = os.RemoveAll(temporary)
 		}
 	}, nil
 }

@@ -47,7 +47,7 @@ func (l *Ledger) Add(ctx context.Context, events []*usagev1.Usage) (a Added, err
 	if err != nil {
 		return Added{}, fmt.Errorf("add to ledger: %w", err)
 	}
-	defer tx.Rollback()
+	defer func() { _ = tx.Rollback() }() // of a transaction that was committed it does nothing
 	insert, err := tx.PrepareContext(ctx, l.sql(`INSERT INTO usage_event (id, ended, recovered, tenant, organisation, model, event) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING`))
 	if err != nil {
 		return Added{}, fmt.Errorf("add to ledger: %w", err)

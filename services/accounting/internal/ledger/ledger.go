@@ -141,7 +141,7 @@ func (l *Ledger) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer tx.Rollback()
+	defer func() { _ = tx.Rollback() }() // of a transaction that was committed it does nothing
 	if l.postgres { // processes that start together would trip over each other
 		if _, err := tx.ExecContext(ctx, "SELECT pg_advisory_xact_lock(7106)"); err != nil {
 			return err
@@ -215,7 +215,7 @@ func (l *Ledger) Forget(ctx context.Context, since time.Time) error {
 	if err != nil {
 		return fmt.Errorf("forget: %w", err)
 	}
-	defer tx.Rollback()
+	defer func() { _ = tx.Rollback() }() // of a transaction that was committed it does nothing
 	for _, s := range []struct {
 		statement string
 		value     int64
