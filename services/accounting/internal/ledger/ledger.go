@@ -142,7 +142,7 @@ func (l *Ledger) prepare(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = tx.Rollback() }() // of a transaction that was committed it does nothing
-	if l.postgres { // processes that start together would trip over each other
+	if l.postgres {                      // processes that start together would trip over each other
 		if _, err := tx.ExecContext(ctx, "SELECT pg_advisory_xact_lock(7106)"); err != nil {
 			return err
 		}
