@@ -75,7 +75,7 @@ func TestFiveConcurrentRequestsOnAHundred(t *testing.T) {
 	for _, leases := range []bool{false, true} {
 		t.Run(fmt.Sprintf("leases=%v", leases), func(t *testing.T) {
 			rpc, _ := serve(t, limiter.Config{})
-			c := client(t, rpc, limit.Settings{NoLeases: !leases})
+			c := client(t, rpc, limit.Settings{NoLeases: !leases, Timeout: 10 * time.Second})
 			var used atomic.Int64
 			var wg sync.WaitGroup
 			b := window("team", 100, time.Minute)
@@ -108,7 +108,7 @@ func TestLeasesSpareTripsAndReturn(t *testing.T) {
 	t.Parallel()
 	rpc, _ := serve(t, limiter.Config{})
 	counted := &counting{LimiterServiceClient: rpc}
-	c := client(t, counted, limit.Settings{LeaseTTL: time.Second})
+	c := client(t, counted, limit.Settings{LeaseTTL: time.Second, Timeout: 10 * time.Second})
 	org, team := pot("org", 1_000_000), pot("team", 500_000)
 	total := int64(0)
 	for i := range 3000 {
