@@ -296,3 +296,66 @@ func TestDepthsBesideWriters(t *testing.T) {
 	readers.Wait()
 	t.Logf("%d answers", asked.Load())
 }
+
+// TestTop compares the list of prefixes with one made from the model.
+func TestTop(t *testing.T) {
+	g := newTree(4, 2000, 20)
+	x := kvindex.New()
+	for range 200 {
+		g.step(t, x, false)
+	}
+	x.Sweep()
+	holders := func(i int) (n int) {
+		for w := range g.held {
+			if g.held[w][i] {
+				n++
+			}
+		}
+		return n
+	}
+	want := map[kvhash.Hash]kvindex.Prefix{}
+	for i := range g.nodes {
+		if holders(i) == 0 {
+			continue
+		}
+		root := g.path(i)[0]
+		p := want[g.nodes[root].hash]
+		p.Below++
+		want[g.nodes[root].hash] = p
+	}
+	for i, n := range g.nodes {
+		p, ok := want[n.hash]
+		if !ok {
+			continue
+		}
+		p.First, p.Holders, p.Blocks = n.hash, holders(i), 1
+		at := i
+		for {
+			var next []int
+			for _, c := range g.nodes[at].children {
+				if holders(c) > 0 {
+					next = append(next, c)
+				}
+			}
+			if len(next) != 1 {
+				break
+			}
+			at = next[0]
+			p.Blocks++
+		}
+		p.Last, p.Whole = g.nodes[at].hash, holders(at)
+		want[n.hash] = p
+	}
+	got := x.Top(len(g.nodes))
+	for i, p := range got {
+		if i > 0 && p.Below > got[i-1].Below {
+			t.Errorf("prefix %d has more blocks below than the one before", i)
+		}
+		if diff := gocmp.Diff(p, want[p.First]); diff != "" {
+			t.Errorf("prefix %d (-got +want):\n%s", i, diff)
+		}
+	}
+	if len(got) != len(want) || len(x.Top(3)) != 3 {
+		t.Errorf("%d prefixes, want %d", len(got), len(want))
+	}
+}
