@@ -2,6 +2,8 @@ package resources
 
 import (
 	"cmp"
+	"slices"
+	"strings"
 
 	"github.com/kinference/kinference/api/v1alpha1"
 )
@@ -35,6 +37,38 @@ func (c *compiler) compileBackends() {
 		}
 	}
 	byName(c.catalog.Backends, func(b *Backend) string { return b.Name })
+	c.checkWaysIn()
+}
+
+// checkWaysIn warns of identities by which nobody can come in: the backends of the
+// namespace take other credentials.
+func (c *compiler) checkWaysIn() {
+	ways := map[string][]*v1alpha1.Authentication{} // by namespace
+	for _, b := range c.catalog.Backends {
+		if a := b.Spec.Authentication; a != nil {
+			ns, _, _ := strings.Cut(b.Name, "/")
+			ways[ns] = append(ways[ns], a)
+		}
+	}
+	for _, o := range c.good[v1alpha1.KindInferenceTenant] {
+		all := ways[o.GetNamespace()]
+		if len(all) == 0 {
+			continue
+		}
+		for i, id := range o.Object.(*v1alpha1.InferenceTenant).Spec.Identities {
+			field := index("spec.identities", i)
+			switch {
+			case id.APIKeySecretRef != nil && !slices.ContainsFunc(all, func(a *v1alpha1.Authentication) bool { return a.APIKeys != nil }):
+				o.warnf(field, "lets nobody in: no GatewayBackend of the namespace has authentication.apiKeys")
+			case id.ServiceAccount != nil && !slices.ContainsFunc(all, func(a *v1alpha1.Authentication) bool { return a.ServiceAccounts != nil }):
+				o.warnf(field, "lets nobody in: no GatewayBackend of the namespace has authentication.serviceAccounts")
+			case id.Claim != nil && !slices.ContainsFunc(all, func(a *v1alpha1.Authentication) bool {
+				return slices.ContainsFunc(a.JWT, func(j v1alpha1.JWTIssuer) bool { return j.Issuer == id.Claim.Issuer && j.TenantClaim == id.Claim.Name })
+			}):
+				o.warnf(field, "lets nobody in: no GatewayBackend of the namespace has this issuer with tenantClaim %q in authentication.jwt", abbreviate(id.Claim.Name))
+			}
+		}
+	}
 }
 
 func (c *compiler) compileBackend(o *object, spec *v1alpha1.GatewayBackendSpec) *Backend {

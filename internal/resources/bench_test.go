@@ -62,7 +62,8 @@ limits:
 			}
 		}
 		for i := range 2 {
-			add("GatewayBackend", fmt.Sprint("public-", i), fmt.Sprintf("hostnames: [ t%d-%d.example.com ]\npoolRef: { name: pool-%d }\n", ns, i, i))
+			add("GatewayBackend", fmt.Sprint("public-", i), fmt.Sprintf("hostnames: [ t%d-%d.example.com ]\npoolRef: { name: pool-%d }\n"+
+				"authentication: { apiKeys: {}, jwt: [ { issuer: https://idp.example.com, audiences: [ a ], jwksURI: https://idp.example.com/jwks, tenantClaim: org } ] }\n", ns, i, i))
 		}
 		for i := range 8 {
 			add("InferencePolicy", fmt.Sprint("policy-", i), fmt.Sprintf(`

@@ -120,3 +120,32 @@ stringData: { `+id+`: '`+text+`' }
 		t.Errorf("catalog %+v, problems %v", c, problems)
 	}
 }
+
+// An identity of a sort that no backend takes is said to be of no use.
+func TestWaysIn(t *testing.T) {
+	const more = `
+apiVersion: kinference.buoyant.io/v1alpha1
+kind: InferenceTenant
+metadata: { name: other, namespace: a }
+spec:
+  identities:
+    - serviceAccount: { namespace: b, name: c }
+    - claim: { issuer: https://idp.example.com, name: org, value: x }
+`
+	c, problems := resources.Load(folder(t, "a.yaml", team+more))
+	if c == nil {
+		t.Fatal(problems)
+	}
+	text := lines(problems)
+	for _, want := range []string{
+		"spec.identities[0]: lets nobody in: no GatewayBackend of the namespace has authentication.serviceAccounts",
+		`spec.identities[1]: lets nobody in: no GatewayBackend of the namespace has this issuer with tenantClaim "org" in authentication.jwt`,
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%s\nis not in\n%s", want, text)
+		}
+	}
+	if strings.Contains(text, "authentication.apiKeys") {
+		t.Errorf("keys are taken:\n%s", text)
+	}
+}
