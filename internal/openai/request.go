@@ -10,27 +10,34 @@ import (
 	"strings"
 )
 
-// Route is one of the two generating endpoints.
+// Route is one of the endpoints that a model answers at.
 type Route int
 
 // The routes.
 const (
 	RouteChat Route = iota
 	RouteCompletions
+	RouteEmbeddings
 )
 
 // Path is the route's HTTP path.
 func (r Route) Path() string {
-	if r == RouteCompletions {
+	switch r {
+	case RouteCompletions:
 		return "/v1/completions"
+	case RouteEmbeddings:
+		return "/v1/embeddings"
 	}
 	return "/v1/chat/completions"
 }
 
 // PromptParam names the body member that holds the prompt.
 func (r Route) PromptParam() string {
-	if r == RouteCompletions {
+	switch r {
+	case RouteCompletions:
 		return "prompt"
+	case RouteEmbeddings:
+		return "input"
 	}
 	return "messages"
 }
@@ -72,7 +79,7 @@ type Request struct {
 
 // known are the members we read; by them a different spelling is found out.
 var known = [...]string{
-	"model", "messages", "prompt", "stream", "stream_options", "max_tokens", "max_completion_tokens", "cache_salt",
+	"model", "messages", "prompt", "input", "stream", "stream_options", "max_tokens", "max_completion_tokens", "cache_salt",
 	"tools", "documents", "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "reasoning_effort",
 	"add_special_tokens", "kv_transfer_params", "n", "truncate_prompt_tokens", "chat_template",
 }
@@ -100,11 +107,12 @@ func (r *Request) Parse(route Route, body []byte, depth int) *Error {
 	r.MaxTokens = f.count("max_tokens")
 	r.CacheSalt = f.text("cache_salt")
 	r.EngineOnly = r.Body.Get("truncate_prompt_tokens").Given() || route == RouteChat && r.Body.Get("chat_template").Given()
-	r.AddSpecial = f.flag("add_special_tokens", route == RouteCompletions)
+	r.AddSpecial = f.flag("add_special_tokens", route != RouteChat)
 	if f.err == nil {
 		r.streamOptions(&f)
 	}
-	if route == RouteChat {
+	switch {
+	case route == RouteChat:
 		if n := f.count("max_completion_tokens"); n > 0 {
 			r.MaxTokens = n
 		}
@@ -118,10 +126,32 @@ func (r *Request) Parse(route Route, body []byte, depth int) *Error {
 		r.AddGenerationPrompt = f.flag("add_generation_prompt", true)
 		r.ContinueFinalMessage = f.flag("continue_final_message", false)
 		r.ReasoningEffort = f.text("reasoning_effort")
-	} else if f.err == nil {
+	case route == RouteEmbeddings:
+		r.embeddings(&f)
+	case f.err == nil:
 		f.err = r.prompt(r.Body.Get("prompt"))
 	}
 	return f.err
+}
+
+// maxInputs is how many texts one request may have embedded.
+const maxInputs = 2048
+
+// embeddings reads what is to be embedded. It costs the engine one step, as if
+// one token were generated, and never comes as a stream. vLLM takes a
+// conversation too, which only it knows how to render.
+func (r *Request) embeddings(f *fields) {
+	r.Stream, r.MaxTokens = false, 1
+	if r.Messages = f.raw("messages", Array); r.Messages != nil {
+		r.EngineOnly = true
+		return
+	}
+	if f.err != nil {
+		return
+	}
+	if f.err = r.prompt(r.Body.Get("input")); f.err == nil && r.Prompts > maxInputs {
+		f.err = Invalid("input", "", "The input may have at most "+strconv.Itoa(maxInputs)+" elements.")
+	}
 }
 
 func (r *Request) streamOptions(f *fields) {
@@ -146,7 +176,8 @@ func (r *Request) streamOptions(f *fields) {
 // prompt reads the four forms of a completions prompt: text, token ids, and
 // lists of either.
 func (r *Request) prompt(v Value) *Error {
-	bad := Invalid("prompt", "", "The prompt must be a string, a list of strings, a list of token ids or a list of lists of token ids.")
+	name := r.Route.PromptParam()
+	bad := Invalid(name, "", "The "+name+" must be a string, a list of strings, a list of token ids or a list of lists of token ids.")
 	switch v.Kind {
 	case String:
 		r.Prompt, _ = v.Text()

@@ -43,6 +43,8 @@ func (x *exchange) attributesOf() (*routerv1.Attributes, *openai.Error) {
 		a.Endpoint = "Responses"
 	case x.req.Route == openai.RouteCompletions:
 		a.Endpoint = "Completions"
+	case x.req.Route == openai.RouteEmbeddings:
+		a.Endpoint = "Embeddings"
 	}
 	if x.model.ReadsHeaders || x.limits.table.Load().ReadsHeaders() {
 		a.Headers = map[string]string{}

@@ -72,7 +72,7 @@ type speech struct {
 func (v *server) newEdge(w http.ResponseWriter, r *http.Request) *edge {
 	e := &edge{w: w, ctl: http.NewResponseController(w), r: r, limit: v.WriteTimeout, maxEvent: v.MaxEvent}
 	switch path := r.URL.Path; {
-	case strings.HasSuffix(path, openai.RouteChat.Path()), strings.HasSuffix(path, openai.RouteCompletions.Path()), strings.HasSuffix(path, pathResponses):
+	case strings.HasSuffix(path, openai.RouteChat.Path()), strings.HasSuffix(path, openai.RouteCompletions.Path()), strings.HasSuffix(path, openai.RouteEmbeddings.Path()), strings.HasSuffix(path, pathResponses):
 	case strings.HasSuffix(path, pathMessages), strings.HasSuffix(path, pathCount):
 		e.anthropic = true
 	default:

@@ -38,6 +38,8 @@ func (v *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		v.post(w, r, a, openai.RouteChat)
 	case path == openai.RouteCompletions.Path():
 		v.post(w, r, a, openai.RouteCompletions)
+	case path == openai.RouteEmbeddings.Path():
+		v.post(w, r, a, openai.RouteEmbeddings)
 	case path == pathMessages || path == pathResponses:
 		v.post(w, r, a, openai.RouteChat)
 	case path == pathCount:

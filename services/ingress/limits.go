@@ -176,7 +176,7 @@ func (x *exchange) promptTokens() int64 {
 	}
 	// Only the first of several prompts was counted.
 	all, first := int64(counted), true
-	for e := range x.req.Body.Get("prompt").Elements() {
+	for e := range x.req.Body.Get(x.req.Route.PromptParam()).Elements() {
 		if !first {
 			all += int64(textTokens(e))
 		}

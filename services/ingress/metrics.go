@@ -128,8 +128,12 @@ func (m *metrics) prompts(ctx context.Context, prompts []prompt.Prompt) {
 // answered records a finished request.
 func (m *metrics) answered(ctx context.Context, x *exchange) {
 	operation := "chat"
-	if x.req.Route == openai.RouteCompletions {
+	switch x.req.Route {
+	case openai.RouteCompletions:
 		operation = "text_completion"
+	case openai.RouteEmbeddings:
+		operation = "embeddings"
+	case openai.RouteChat:
 	}
 	set := metric.WithAttributeSet(attribute.NewSet(attribute.String("gen_ai.operation.name", operation), attribute.String("gen_ai.request.model", x.label)))
 	now := time.Now()

@@ -474,7 +474,11 @@ func (x *exchange) usage() openai.Usage {
 	if x.result.Sent.IsZero() {
 		return openai.NoUsage
 	}
-	if u.Output == openai.Unknown && x.result.Chunks > 0 {
+	switch {
+	case u.Output != openai.Unknown:
+	case x.req.Route == openai.RouteEmbeddings && x.result.Committed:
+		u.Output = 0
+	case x.result.Chunks > 0:
 		u.Output = x.result.Chunks
 	}
 	return u

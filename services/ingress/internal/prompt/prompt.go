@@ -205,6 +205,9 @@ func (m *model) ways(route openai.Route) []Mode {
 	if m != nil && m.harmony && route == openai.RouteChat {
 		return []Mode{Render} // its /tokenize would use the template
 	}
+	if route == openai.RouteEmbeddings {
+		return []Mode{Tokenize} // they have no render route
+	}
 	return []Mode{Render, Tokenize}
 }
 

@@ -143,7 +143,7 @@ func tokenizeBody(r *openai.Request, model []byte) ([]byte, error) {
 	if err := o.Parse([]byte("{}"), 0); err != nil {
 		return nil, err
 	}
-	if r.Route == openai.RouteCompletions {
+	if r.Route != openai.RouteChat {
 		return o.Apply(nil, openai.Set(model, "model"), openai.Set(openai.AppendString(nil, r.Prompt), "prompt"), openai.Set(strconv.AppendBool(nil, r.AddSpecial), "add_special_tokens"))
 	}
 	changes := []openai.Change{
