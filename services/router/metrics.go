@@ -18,10 +18,10 @@ import (
 // metrics are the instruments of the service. Labels are bounded: models,
 // sets and workers by the resources, all others by constants.
 type metrics struct {
-	decisions, reloads, away, tokens, moved, finished, compared metric.Int64Counter
-	duration, predicted, actual, miss                           metric.Float64Histogram
-	policy                                                      string
-	registration                                                metric.Registration
+	decisions, reloads, away, tokens, moved, finished, compared, refused metric.Int64Counter
+	duration, predicted, actual, miss                                    metric.Float64Histogram
+	policy                                                               string
+	registration                                                         metric.Registration
 }
 
 // fast are the bounds of a decision's duration, slow those of a TTFT.
@@ -55,6 +55,7 @@ func newMetrics(m metric.Meter, s *server) (*metrics, error) {
 	out.tokens = counter("tokens", "{token}", "Prompt tokens of decisions by model and kind: all, matched by events, anticipated.")
 	out.moved = counter("moved", "{request}", "Requests that left a worker for another one, by reason.")
 	out.finished = counter("finished", "{request}", "Requests that were reported done, by outcome.")
+	out.refused = counter("admin.refused", "{call}", "Calls of the admin API that were refused, by reason: unauthenticated, denied, unavailable.")
 	out.compared = counter("parity.requests", "{request}", "Requests by profile and by how the engine's cached tokens compare with the index: agree, too_few predicted, too_many, uninformative, not_reported.")
 	out.duration = histogram("decision.duration", "Time of a routing decision, kvtracker included.", fast)
 	out.predicted = histogram("ttft.predicted", "Predicted time to first token of requests that got one.", slow)
@@ -187,6 +188,10 @@ func (m *metrics) reloaded(ctx context.Context, good bool) {
 		result = "failed"
 	}
 	m.reloads.Add(ctx, 1, metric.WithAttributes(attribute.String("result", result)))
+}
+
+func (m *metrics) adminRefused(reason string) {
+	m.refused.Add(context.Background(), 1, metric.WithAttributes(attribute.String("reason", reason)))
 }
 
 func (m *metrics) trackerAway(ctx context.Context, why string) {

@@ -46,6 +46,9 @@ type Settings struct {
 	Access access.Sources
 	// Recheck is how often it is looked whether a stream is still allowed; 0: 10 s.
 	Recheck time.Duration
+	// Refused is told of each call that is refused, with the reason: unauthenticated,
+	// denied or unavailable; nil: nobody is.
+	Refused func(reason string)
 	// Audit receives a line for each call that changes something or is refused; nil:
 	// none.
 	Audit *Audit

@@ -177,7 +177,14 @@ func TestRoles(t *testing.T) {
 	log := decisions.New(4)
 	log.Add(&decisions.Record{RequestID: "r"})
 	var audit lines
-	url := api(t, Settings{Router: router{}, Decisions: log, Keys: keys{}, Access: access.Sources{tokens(t)}, Audit: NewAudit(&audit)})
+	var mu sync.Mutex
+	reasons := map[string]int{}
+	refused := func(reason string) {
+		mu.Lock()
+		defer mu.Unlock()
+		reasons[reason]++
+	}
+	url := api(t, Settings{Router: router{}, Decisions: log, Keys: keys{}, Access: access.Sources{tokens(t)}, Audit: NewAudit(&audit), Refused: refused})
 	want := map[string]int{}
 	for name, call := range calls(t.Context()) {
 		need := needs["/kinference.admin.v1.AdminService/"+name]
@@ -199,6 +206,11 @@ func TestRoles(t *testing.T) {
 			}
 		}
 	}
+	mu.Lock()
+	if reasons["unauthenticated"] != 3*len(needs) || reasons["denied"] != len(want)/2 || len(reasons) != 2 {
+		t.Errorf("refused: %v", reasons)
+	}
+	mu.Unlock()
 	// Changes and refusals are audited, reading is not; nothing of what calls hold.
 	got := map[string]int{}
 	for raw := range strings.Lines(audit.String()) {

@@ -26,6 +26,9 @@ func guard(s Settings, needs map[string]access.Permission, next http.Handler) ht
 		caller, err := s.Access.Check(r.Context(), bearer(r.Header), need)
 		changes := known && need.Role() == access.Operate
 		if err != nil {
+			if s.Refused != nil {
+				s.Refused(outcomeOf(err))
+			}
 			if caller != nil {
 				s.Audit.write(entry{caller, need, r.URL.Path, outcomeOf(err)})
 			}
@@ -111,6 +114,8 @@ func outcomeOf(err error) string {
 		return "denied"
 	case errors.Is(err, access.ErrAway):
 		return "unavailable"
+	case errors.Is(err, access.ErrUnknown):
+		return "unauthenticated"
 	}
 	return connect.CodeOf(err).String()
 }
