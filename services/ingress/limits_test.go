@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -709,5 +710,69 @@ func TestPolicyRejectHoldsNothing(t *testing.T) {
 	}
 	if d := cmp.Diff([]string{"release"}, e.limiter.end(1)); d != "" {
 		t.Error(d)
+	}
+}
+
+// A client that asks for far more than its answers need reserves what they need;
+// what an answer takes beyond is charged all the same.
+func TestLearnedEstimate(t *testing.T) {
+	e := startLimited(t, nil, perMinute("out", sortOf(routerv1.TokenSort_TOKEN_SORT_OUTPUT, 3000)))
+	output := atomic.Int64{}
+	output.Store(20)
+	held, goOn := make(chan struct{}, 8), make(chan struct{})
+	close(goOn)
+	gate := atomic.Pointer[chan struct{}]{}
+	gate.Store(&goOn)
+	e.router.routes(newWorker(t, "w", func(w http.ResponseWriter, r *http.Request) {
+		held <- struct{}{}
+		<-*gate.Load()
+		refuses(200, usageText(2, 0, int(output.Load())))(w, r)
+	}))
+	ask := func(n int) {
+		t.Helper()
+		resp, text := e.post(textPath, fmt.Sprintf(`{"model":"chat","prompt":[1,2],"max_tokens":%d}`, n))
+		if resp.StatusCode != 200 {
+			t.Fatalf("%d %s", resp.StatusCode, text)
+		}
+		<-held
+	}
+	reserved := func() int64 {
+		e.limiter.mu.Lock()
+		defer e.limiter.mu.Unlock()
+		return e.limiter.asked[len(e.limiter.asked)-1].GetCharges()[0].GetAmount()
+	}
+	for range 32 {
+		ask(20)
+	}
+	if n := reserved(); n != 20 {
+		t.Fatalf("reserved %d", n)
+	}
+	e.limiter.end(32)
+	output.Store(300) // more than is reserved
+	ask(2000)
+	if n := reserved(); n != 128 {
+		t.Errorf("reserved %d where answers have 20 tokens", n)
+	}
+	e.limiter.end(33)
+	if n := e.limiter.level("ns/team/out"); n != 32*20+300 {
+		t.Errorf("%d tokens are charged", n)
+	}
+	// What is left out at once is at most one bucket: of two such requests the
+	// second reserves all it asks for, and that is too much now.
+	wait := make(chan struct{})
+	gate.Store(&wait)
+	first := make(chan int, 1)
+	go func() {
+		resp, _ := e.post(textPath, `{"model":"chat","prompt":[1,2],"max_tokens":2000}`)
+		first <- resp.StatusCode
+	}()
+	<-held
+	resp, text := e.post(textPath, `{"model":"chat","prompt":[1,2],"max_tokens":2500}`)
+	if n := reserved(); n != 2500 || resp.StatusCode != http.StatusTooManyRequests {
+		t.Errorf("reserved %d: %d %s", n, resp.StatusCode, text)
+	}
+	close(wait)
+	if status := <-first; status != http.StatusOK {
+		t.Errorf("the first: %d", status)
 	}
 }
