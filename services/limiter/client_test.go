@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kinference/kinference/internal/limit"
 	limiterv1 "github.com/kinference/kinference/proto/gen/kinference/limiter/v1"
@@ -142,4 +143,39 @@ func (c *counting) Reserve(ctx context.Context, r *limiterv1.ReserveRequest) (*l
 func (c *counting) Lease(ctx context.Context, r *limiterv1.LeaseRequest) (*limiterv1.LeaseResponse, error) {
 	c.leases.Add(1)
 	return c.LimiterServiceClient.Lease(ctx, r)
+}
+
+// The bound of leases, at its worst: holders take all the shares there are,
+// spend them to the last, die before they say so, and the limit is used up
+// afterwards.
+func TestDeadHoldersExceedByTheirSharesAtMost(t *testing.T) {
+	t.Parallel()
+	rpc, _ := serve(t, limiter.Config{})
+	b := pot("b", 10_000)
+	b.MaxLeased = 1000
+	spent := int64(0)
+	for holder := range 20 {
+		r, err := rpc.Lease(t.Context(), &limiterv1.LeaseRequest{Organisation: "ns/acme", Holder: fmt.Sprint("holder", holder), Ttl: durationpb.New(500 * time.Millisecond),
+			Shares: []*limiterv1.Share{{Bucket: b, Sequence: 1, Want: 300}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		spent += r.Grants[0].Held
+	}
+	if spent != b.MaxLeased {
+		t.Errorf("20 holders hold %d together, want the %d that may be leased", spent, b.MaxLeased)
+	}
+	if got := remaining(t, rpc, b); got.Remaining != 9000 || got.Leased != 1000 {
+		t.Errorf("got %v, want all shares charged", got)
+	}
+	until(t, "end of the dead holders' shares", func() bool { return remaining(t, rpc, b).Remaining == 10_000 })
+	for i := range 100 {
+		if r := reserve(t, rpc, fmt.Sprint(i), &limiterv1.Charge{Bucket: b, Amount: 100}); !r.Granted {
+			t.Fatalf("request %d of 100: refused", i)
+		}
+		spent += 100
+	}
+	if r := reserve(t, rpc, "more", &limiterv1.Charge{Bucket: b, Amount: 1}); r.Granted || spent != 11_000 {
+		t.Errorf("%d spent of 10000 and more to come, want 10000 and the shares of 1000", spent)
+	}
 }
