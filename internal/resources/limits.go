@@ -1,29 +1,36 @@
 package resources
 
 import (
-	"fmt"
 	"reflect"
-	"slices"
+	"time"
 
 	"github.com/kinference/kinference/api/v1alpha1"
 )
 
 // measure is what a limit counts, and how much it allows.
 type measure struct {
-	// what has the quantity, the time and those who have counts of their own.
-	what   string
+	counted
 	amount float64
 }
 
+// counted is what two limits must have in common to be compared: the quantity,
+// the time, and who has a count of his own.
+type counted struct {
+	quantity, currency               string
+	input, cachedInput, output       float64 // weights of tokens
+	window, burst                    time.Duration
+	calendar                         v1alpha1.Calendar
+	tenant, user, key, model, shadow bool
+}
+
 // comparable reports whether one of two limits makes the other one pointless.
-func (m measure) comparable(o measure) bool { return m.what == o.what }
+func (m measure) comparable(o measure) bool { return m.counted == o.counted }
 
 func measureOf(l *v1alpha1.Limit) measure {
-	var quantity string
-	var amount float64
+	var m measure
 	set := func(name string, v *int64) {
 		if v != nil {
-			quantity, amount = name, float64(*v)
+			m.quantity, m.amount = name, float64(*v)
 		}
 	}
 	switch {
@@ -32,24 +39,31 @@ func measureOf(l *v1alpha1.Limit) measure {
 		set("cachedInput", l.Tokens.CachedInput)
 		set("output", l.Tokens.Output)
 		set("total", l.Tokens.Total)
+		m.input, m.cachedInput, m.output = 1, 1, 1
 		if w := l.Tokens.Weights; w != nil {
-			quantity += fmt.Sprint(" ", value(w.Input), value(w.CachedInput), value(w.Output))
+			m.input, m.cachedInput, m.output = value(w.Input), value(w.CachedInput), value(w.Output)
 		}
 	case l.Concurrency != nil:
-		quantity, amount = "concurrency", float64(*l.Concurrency)
+		m.quantity, m.amount = "concurrency", float64(*l.Concurrency)
 	case l.Cost != nil:
-		quantity, amount = "cost "+string(l.Cost.Currency), l.Cost.Amount.Float()
+		m.quantity, m.currency, m.amount = "cost", string(l.Cost.Currency), l.Cost.Amount.Float()
 	default:
 		set("requests", l.Requests)
 		set("gpuSeconds", l.GPUSeconds)
 	}
-	when, burst := l.Window.Or(0), l.Burst.Or(l.Window.Or(0))
-	calendar := v1alpha1.Calendar{}
+	m.window = l.Window.Or(0)
+	m.burst = l.Burst.Or(m.window)
 	if l.Calendar != nil {
-		calendar = *l.Calendar
+		m.calendar = *l.Calendar
 	}
-	per := slices.Sorted(slices.Values(l.Per))
-	return measure{fmt.Sprint(quantity, when, burst, calendar, per, l.Shadow), amount}
+	for _, p := range l.Per {
+		m.tenant = m.tenant || p == v1alpha1.PerTenant
+		m.user = m.user || p == v1alpha1.PerUser
+		m.key = m.key || p == v1alpha1.PerKey
+		m.model = m.model || p == v1alpha1.PerModel
+	}
+	m.shadow = l.Shadow
+	return m
 }
 
 func value(f *float64) float64 {
@@ -98,7 +112,11 @@ type everybody struct {
 // checkLevels warns of limits of tenants that a policy for every request of their
 // namespace makes pointless.
 func (c *compiler) checkLevels() {
-	tightest := map[string]everybody{} // by namespace and what is counted
+	type place struct {
+		namespace string
+		counted
+	}
+	tightest := map[place]everybody{}
 	for _, o := range c.good[v1alpha1.KindInferencePolicy] {
 		spec := &o.Object.(*v1alpha1.InferencePolicy).Spec
 		if spec.DryRun || len(spec.TargetRefs) > 0 {
@@ -110,9 +128,9 @@ func (c *compiler) checkLevels() {
 				continue
 			}
 			m := measureOf(&l.Limit)
-			key := o.GetNamespace() + " " + m.what
+			key := place{o.GetNamespace(), m.counted}
 			if t, ok := tightest[key]; !ok || m.amount < t.amount {
-				tightest[key] = everybody{m.amount, string(l.Name), o.GetName(), slices.Contains(l.Per, v1alpha1.PerTenant)}
+				tightest[key] = everybody{m.amount, string(l.Name), o.GetName(), m.tenant}
 			}
 		}
 	}
@@ -127,7 +145,7 @@ func (c *compiler) checkLevels() {
 		limits := o.Object.(*v1alpha1.InferenceTenant).Spec.Limits
 		for i := range limits {
 			m := measureOf(&limits[i])
-			t, ok := tightest[o.GetNamespace()+" "+m.what]
+			t, ok := tightest[place{o.GetNamespace(), m.counted}]
 			// What a policy counts for each tenant is without the tenants below.
 			if !ok || m.amount <= t.amount || t.perTenant && parents[o] {
 				continue

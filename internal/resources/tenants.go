@@ -120,7 +120,7 @@ func (c *compiler) checkParents(o *object, spec *v1alpha1.InferenceTenantSpec) {
 		for i := range spec.Limits {
 			for j := range above {
 				a, b := measureOf(&spec.Limits[i]), measureOf(&above[j])
-				if a.comparable(b) && a.amount > b.amount && slices.Contains(above[j].Per, v1alpha1.PerTenant) {
+				if a.comparable(b) && a.amount > b.amount && b.tenant {
 					o.warnf(index("spec.limits", i), "never holds anything back: limit %q of InferenceTenant %q, which must fit too, allows only %s",
 						above[j].Name, p.GetName(), plain(b.amount))
 				}
