@@ -248,7 +248,8 @@ second is what went through here, with the clients on the same cores.
 ## Latency
 
 What a request waits for its limits, at 4 × 250 calls a second, the three kinds in turn. A trip is client → limiter
-→ Redis and back.
+→ Redis and back: two more changes of process than INCRBY, each of which waits for a core where others work, too. That is
+what its p99 shows; leases do without.
 
 | | p50 | p99 | p99 × INCRBY |
 |---|--:|--:|--:|
