@@ -171,6 +171,7 @@ func expected(api string, class map[int]string) map[string]any {
 		"vision": "data:image/png;base64", "usage": object{"whole": counts, "stream": counts},
 		"errors":  object{"model": fault(404, "model_not_found", "not_found_error"), "refused": fault(400, "", "invalid_request_error"), "too long": fault(400, "context_length_exceeded", "invalid_request_error")},
 		"retries": textChat, "abort": "and on ", "thinking": object{"thinking": "Two and two.", "text": "The answer is 4."}, "models": true,
+		"embeddings":        [][]float64{{1, 0.5}, {2, 0.5}},
 		"responses":         object{"text": textChat, "status": "completed", "input": 100, "cached": 64, "output": 7},
 		"responses, stream": object{"text": "The answer is 4.", "status": "completed", "thinking": "Two and two."},
 		"responses, tools":  object{"calls": []string{paris, rome}, "final": "It is sunny."},
@@ -181,7 +182,7 @@ func expected(api string, class map[int]string) map[string]any {
 		want["count_tokens"] = true
 		delete(want, "n")
 		delete(want, "logprobs")
-		for _, name := range []string{"responses", "responses, stream", "responses, tools"} {
+		for _, name := range []string{"responses", "responses, stream", "responses, tools", "embeddings"} {
 			delete(want, name)
 		}
 	}

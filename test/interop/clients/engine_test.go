@@ -121,6 +121,10 @@ func (e *scriptedEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
+	if r.URL.Path == "/v1/embeddings" {
+		embed(w, body)
+		return
+	}
 	var c chat
 	if r.URL.Path != "/v1/chat/completions" || json.Unmarshal(body, &c) != nil {
 		e.forward.ServeHTTP(w, r)
@@ -164,6 +168,26 @@ func (e *scriptedEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	a.whole(w, &c)
+}
+
+// embed answers with the vectors 1, 0.5 and 2, 0.5, in base64 if asked to.
+func embed(w http.ResponseWriter, body []byte) {
+	var in struct {
+		Model  string
+		Input  []string
+		Format string `json:"encoding_format"`
+	}
+	if json.Unmarshal(body, &in) != nil || len(in.Input) != 2 {
+		w.WriteHeader(http.StatusBadRequest)
+		return
+	}
+	first, second := `[1,0.5]`, `[2,0.5]`
+	if in.Format == "base64" {
+		first, second = `"AACAPwAAAD8="`, `"AAAAQAAAAD8="`
+	}
+	w.Header().Set("Content-Type", "application/json")
+	fmt.Fprintf(w, `{"id":"embd-1","object":"list","created":1,"model":%q,"data":[{"index":0,"object":"embedding","embedding":%s},{"index":1,"object":"embedding","embedding":%s}],"usage":{"prompt_tokens":4,"total_tokens":4,"completion_tokens":0,"prompt_tokens_details":null}}`,
+		in.Model, first, second)
 }
 
 func content(s string) string { b, _ := json.Marshal(s); return `"content":` + string(b) }

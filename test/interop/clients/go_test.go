@@ -276,6 +276,13 @@ func openaiGo(t *testing.T, url, model string) features {
 			}
 			return object{"calls": list, "final": last.OutputText()}, nil
 		},
+		"embeddings": func() (any, error) {
+			r, err := client.Embeddings.New(ctx, openai.EmbeddingNewParams{Model: model, Input: openai.EmbeddingNewParamsInputUnion{OfArrayOfStrings: []string{"a", "b"}}})
+			if err != nil {
+				return nil, err
+			}
+			return [][]float64{r.Data[0].Embedding, r.Data[1].Embedding}, nil
+		},
 		"models": func() (any, error) {
 			found := false
 			list := client.Models.ListAutoPaging(ctx)

@@ -106,5 +106,6 @@ await run({
     const last = await client.responses.create({ model, input: [...input, ...calls, ...results], tools });
     return { calls: calls.map((c) => canonical(c.name, c.arguments)), final: last.output_text };
   },
+  embeddings: async () => (await client.embeddings.create({ model, input: ["a", "b"] })).data.map((e) => e.embedding),
   models: async () => (await client.models.list()).data.some((m) => m.id === model),
 });

@@ -147,6 +147,10 @@ def responses_tools():
     return {"calls": [canonical(c.name, c.arguments) for c in calls], "final": last.output_text}
 
 
+def embeddings():
+    return [list(e.embedding) for e in client.embeddings.create(model=model, input=["a", "b"]).data]
+
+
 def models():
     return model in [m.id for m in client.models.list()]
 
@@ -154,5 +158,5 @@ def models():
 run({
     "chat": chat, "stream": stream, "tools": lambda: tools("tools"), "tools, stream": lambda: stream_tools("tools"), "parallel tools": lambda: tools("parallel"),
     "parallel tools, stream": lambda: stream_tools("parallel"), "JSON schema": json_schema, "logprobs": logprobs, "n": n, "stop": stop, "vision": vision, "usage": usage,
-    "errors": errors, "retries": retries, "abort": abort, "thinking": thinking, "responses": responses, "responses, stream": responses_stream, "responses, tools": responses_tools, "models": models,
+    "errors": errors, "retries": retries, "abort": abort, "thinking": thinking, "responses": responses, "responses, stream": responses_stream, "responses, tools": responses_tools, "embeddings": embeddings, "models": models,
 })

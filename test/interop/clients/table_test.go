@@ -13,7 +13,7 @@ import (
 // rows are the features in the order of the table.
 var rows = []string{
 	"chat", "stream", "tools", "tools, stream", "parallel tools", "parallel tools, stream", "JSON schema", "logprobs", "n", "stop", "vision", "usage", "errors", "retries", "abort",
-	"thinking", "count_tokens", "responses", "responses, stream", "responses, tools", "models",
+	"thinking", "count_tokens", "responses", "responses, stream", "responses, tools", "embeddings", "models",
 }
 
 // table is what held, by client and feature.
@@ -73,7 +73,7 @@ a request that the engine refuses and a prompt that is too long, as the client's
 // absent reports whether a client's API does not have a feature.
 func absent(client, feature string) bool {
 	if strings.Contains(client, "anthropic") {
-		return feature == "n" || feature == "logprobs" || strings.HasPrefix(feature, "responses")
+		return feature == "n" || feature == "logprobs" || strings.HasPrefix(feature, "responses") || feature == "embeddings"
 	}
 	return feature == "count_tokens"
 }
