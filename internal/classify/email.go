@@ -94,7 +94,7 @@ func (s *scan) spelledEmail(i int) {
 		return
 	}
 	// Domain: words with "dot" or dots between them.
-	k, dots, spelled := right, 0, false
+	k, dots, spelled, english := right, 0, false, false
 	last := right
 	for k < len(s.toks) && k < right+16 {
 		n := k + 1
@@ -117,6 +117,7 @@ func (s *scan) spelledEmail(i int) {
 			break
 		}
 		spelled = spelled || s.toks[n].kind == tokWord || open
+		english = english || s.toks[n].hash == hashDot || s.toks[n].sign == '.'
 		n++
 		if open {
 			n++
@@ -128,7 +129,7 @@ func (s *scan) spelledEmail(i int) {
 		k, last = n, n
 	}
 	tld := s.toks[last].len()
-	if dots == 0 || tld < 2 || tld > 10 || !marked && !spelled {
+	if dots == 0 || tld < 2 || tld > 10 || !marked && !spelled || !marked && (tld > 6 || s.toks[last].lex&lexVery != 0 && tld < 3 || !english && s.toks[last].lex&(lexCommon|lexVery) != 0) {
 		return
 	}
 	first := left

@@ -15,6 +15,7 @@ type features struct {
 	fences, indented, upper                 int32
 	reasoning, constraint, domain, creative int32
 	output, ask, contextual, shots, listing int32
+	options, blanks                         int32 // lettered answers, gaps to fill
 	invisible, tagChars                     int32
 	langs                                   [langCount]int32
 	scripts                                 [scriptCount]int32
@@ -30,7 +31,7 @@ func (f *features) add(o *features) {
 	for _, p := range [][2]*int32{{&f.words, &o.words}, {&f.letters, &o.letters}, {&f.numbers, &o.numbers}, {&f.signs, &o.signs}, {&f.lines, &o.lines}, {&f.sentences, &o.sentences},
 		{&f.questions, &o.questions}, {&f.math, &o.math}, {&f.codeSigns, &o.codeSigns}, {&f.codeWords, &o.codeWords}, {&f.camel, &o.camel}, {&f.fences, &o.fences}, {&f.indented, &o.indented},
 		{&f.upper, &o.upper}, {&f.reasoning, &o.reasoning}, {&f.constraint, &o.constraint}, {&f.domain, &o.domain}, {&f.creative, &o.creative}, {&f.output, &o.output}, {&f.ask, &o.ask},
-		{&f.contextual, &o.contextual}, {&f.shots, &o.shots}, {&f.listing, &o.listing}, {&f.invisible, &o.invisible}, {&f.tagChars, &o.tagChars}, {&f.grams, &o.grams}} {
+		{&f.contextual, &o.contextual}, {&f.shots, &o.shots}, {&f.listing, &o.listing}, {&f.options, &o.options}, {&f.blanks, &o.blanks}, {&f.invisible, &o.invisible}, {&f.tagChars, &o.tagChars}, {&f.grams, &o.grams}} {
 		*p[0] += *p[1]
 	}
 	for i := range f.langs {
@@ -144,6 +145,9 @@ func (s *scan) features(scripts *[scriptCount]int32, root bool) {
 		t := &s.toks[i]
 		if t.gap >= gapLine {
 			f.lines++
+			if t.len() == 1 && t.shape != shapeLower && t.kind == tokWord && i+1 < len(s.toks) && (s.toks[i+1].sign == '.' || s.toks[i+1].sign == ')') {
+				f.options++
+			}
 			if t.start > 1 && i > 0 && s.text[t.start-1] == ' ' || t.start > 0 && s.text[t.start-1] == '\t' {
 				f.indented++
 			}
@@ -155,12 +159,17 @@ func (s *scan) features(scripts *[scriptCount]int32, root bool) {
 		case tokSign:
 			f.signs++
 			switch t.sign {
+			case '_':
+				f.codeSigns++
+				if t.gap != gapNone {
+					f.blanks++
+				}
 			case '?':
 				f.questions++
 				f.sentences++
 			case '.', '!':
 				f.sentences++
-			case '{', '}', ';', '[', ']', '<', '>', '_', '|', '&':
+			case '{', '}', ';', '[', ']', '<', '>', '|', '&':
 				f.codeSigns++
 			case '(', ')':
 				if t.gap == gapNone {
@@ -235,9 +244,10 @@ func (s *scan) noteInjection(f *features) {
 }
 
 // denseNames are the dense features of difficulty and demand.
-var denseNames = []string{"length", "words", "numbers", "math", "code", "questions", "sentences", "reasoning", "constraint", "domain", "creative", "output", "ask", "contextual", "shots", "listing", "word_length", "upper", "other_script"}
+var denseNames = []string{"length", "words", "numbers", "math", "code", "questions", "sentences", "reasoning", "constraint", "domain", "creative", "output", "ask", "contextual", "shots", "listing", "word_length", "upper", "other_script",
+	"under_10_words", "under_20_words", "under_40_words", "under_80_words", "under_160_words", "under_320_words", "options", "blank", "docstring"}
 
-const denseCount = 19
+const denseCount = 28
 
 // dense are the dense features of a text, each about in 0..1.
 func (f *features) dense(out *[denseCount]float32) {
@@ -248,9 +258,16 @@ func (f *features) dense(out *[denseCount]float32) {
 	for i := 1; i < scriptCount; i++ {
 		other += f.scripts[i]
 	}
+	under := func(n int32) float32 {
+		if f.words < n {
+			return 1
+		}
+		return 0
+	}
 	*out = [denseCount]float32{log(float32(f.bytes)) / 10, log(words) / 8, rate(f.numbers), rate(f.math), rate(f.codeSigns+f.codeWords) / 2, log(float32(f.questions)), log(float32(f.sentences)) / 3,
 		log(float32(f.reasoning)) / 2, log(float32(f.constraint)) / 2, log(float32(f.domain)), log(float32(f.creative)), log(float32(f.output)), rate(f.ask), log(float32(f.contextual)), log(float32(f.shots)), log(float32(f.listing)) / 2,
-		float32(f.letters) / words / 8, rate(f.upper), float32(other) / float32(max(f.letters, 1))}
+		float32(f.letters) / words / 8, rate(f.upper), float32(other) / float32(max(f.letters, 1)),
+		under(10), under(20), under(40), under(80), under(160), under(320), min(float32(f.options)/4, 1), min(float32(f.blanks), 1), min(float32(f.indented)/5, 1)}
 }
 
 // head is the raw score of a head.

@@ -181,6 +181,15 @@ var unitWords = func() map[uint32]bool {
 	return m
 }()
 
+// measures follow numbers that are no house's.
+var measures = splitWords("feet|foot|meters|metres|meter|inches|inch|miles|mile|yards|kilometers|square|units|hours|minutes|days|percent|drive|stars|people|pages")
+
+var hardDrives = splitWords("hard|flash|disk|test|usb|state|thumb|tape|solid|food|blood")
+
+var fieldPost = splitWords("fpo|apo|dpo")
+
+var placeWords = splitWords("on|at|in|near|from|to|along|of|off|down|up")
+
 var hashBox, hashPO, hashP, hashPostfach = hashWord("box"), hashWord("po"), hashWord("p"), hashWord("postfach")
 
 // addresses finds what has the form of an address: number and street, post
@@ -195,6 +204,8 @@ func (s *scan) addresses() {
 			continue
 		}
 		switch {
+		case fieldPost[t.hash] && i+2 < len(s.toks) && s.toks[i+1].len() == 2 && s.toks[i+2].kind == tokNumber && s.toks[i+2].len() == 5:
+			s.addressHit("field-post", 0.8, max(0, i-2), i+3)
 		case (t.hash == hashBox || t.hash == hashPostfach) && s.number(i+1):
 			a := i
 			for a > 0 && i-a < 4 && (s.toks[a-1].sign == '.' || s.toks[a-1].hash == hashPO || s.toks[a-1].len() == 1 && s.toks[a-1].kind == tokWord) {
@@ -241,7 +252,7 @@ func (s *scan) streetWord(t *token) bool {
 func (s *scan) street(i int, t *token) {
 	named := func(k int) bool {
 		u := &s.toks[k]
-		return u.kind == tokWord && (u.shape == shapeTitle || u.shape == shapeUpper || u.shape == shapeMixed || u.lex&(lexFirst|lexLast|lexPlace|lexParticle) != 0 || u.lex&(lexCommon|lexVery) == 0)
+		return u.kind == tokWord && (u.shape == shapeTitle || u.shape == shapeUpper || u.shape == shapeMixed || u.lex&(lexFirst|lexLast|lexPlace|lexParticle) != 0 && u.lex&lexVery == 0 || u.lex&(lexCommon|lexVery) == 0)
 	}
 	ordinal := func(k int) bool { return s.toks[k].kind == tokMixed && s.toks[k].len() <= 5 }
 	// 221B Baker Street
@@ -255,12 +266,15 @@ func (s *scan) street(i int, t *token) {
 			continue
 		}
 		if names > 0 && (u.kind == tokNumber && u.len() <= 5 || u.kind == tokMixed && u.len() <= 6 && byteClass[s.text[u.start]&0x7f] == 2 && !bytes.HasSuffix(bytes.ToLower(s.text[u.start:u.end]), []byte("th"))) {
-			if names <= 4 {
+			if names <= 3 && !hardDrives[s.toks[i-1].hash] {
 				s.addressHit("street", 0.78, k, i+1)
 			}
 			return
 		}
 		if !named(k) && !ordinal(k) {
+			if names > 0 && placeWords[u.hash] && t.len() > 2 && (t.shape == shapeTitle || s.toks[k+1].lex&(lexFirst|lexLast) != 0) {
+				s.addressHit("street-name", 0.55, k+1, i+1)
+			}
 			break
 		}
 		names++
@@ -310,7 +324,7 @@ func (s *scan) postcode(i int) {
 
 // address judges tokens [a, b), which the tagger takes for an address.
 func (s *scan) address(a, b int) {
-	numbers, words, street := 0, 0, false
+	numbers, words, street, lines := 0, 0, false, false
 	var m float32
 	for k := a; k < b; k++ {
 		t := &s.toks[k]
@@ -320,30 +334,64 @@ func (s *scan) address(a, b int) {
 			numbers++
 		case tokWord:
 			words++
-			street = street || t.lex&lexStreet != 0 || s.streetWord(t)
+			// A square, a drive or a place are more often something else.
+			street = street || t.lex&lexStreet != 0 && (t.shape != shapeLower || t.lex&(lexCommon|lexVery) == 0 || k > a && s.toks[k-1].kind == tokWord && s.toks[k-1].lex&(lexCommon|lexVery) == 0) || s.streetWord(t)
 		}
-	}
-	score := confidence(m/float32(b-a)) - 0.08
-	switch {
-	case numbers > 0 && (street || words >= 2):
-		score += 0.2
-	case street && words >= 2:
-		score += 0.12
-	case words == 0:
-		score -= 0.25
-	case !street && words+numbers < 3, words <= 1 && !street:
-		score -= 0.15
+		lines = lines || k > a && t.gap == gapLine
 	}
 	near := s.near(a, b)
-	if near.has(ctxAddress) {
-		score += 0.12
+	evidence := 0
+	for _, e := range []struct {
+		holds bool
+		n     int
+	}{{street, 2}, {numbers > 0, 1}, {numbers > 1, 1}, {words > 2, 1}, {near.has(ctxAddress), 2}, {lines, 1}} {
+		if e.holds {
+			evidence += e.n
+		}
+	}
+	if words == 0 && evidence < 3 {
+		return
+	}
+	score := confidence(m/float32(b-a)) - 0.2 + 0.08*float32(min(evidence, 5))
+	if numbers > 0 && b < len(s.toks) && measures[s.toks[b].hash] || numbers == 1 && words == 1 && measures[s.toks[b-1].hash] {
+		score -= 0.3
 	}
 	s.addressHit("tagger", score, a, b)
 }
 
 func (s *scan) addressHit(rule string, score float32, a, b int) {
-	if b > len(s.toks) {
-		b = len(s.toks)
+	b = min(b, len(s.toks))
+	if score >= tagThreshold {
+		a, b = s.wholeAddress(a, b)
 	}
 	s.hit(kindAddress, rule, score, int(s.toks[a].start), int(s.toks[b-1].end))
+}
+
+// wholeAddress takes in the house number before an address, and what leads to a
+// postcode behind it.
+func (s *scan) wholeAddress(a, b int) (int, int) {
+	for n := 0; a > 0 && n < 2 && s.toks[a].gap < gapPara; n++ {
+		p := &s.toks[a-1]
+		if (p.kind != tokNumber || p.len() > 5) && (p.kind != tokMixed || p.len() > 6 || s.text[p.start] > '9') {
+			break
+		}
+		a--
+	}
+	lower := b > a && s.toks[b-1].shape == shapeLower
+	for k := b; k < len(s.toks) && k < b+12; k++ {
+		t := &s.toks[k]
+		if t.gap == gapPara {
+			break
+		}
+		if t.kind == tokNumber {
+			if t.len() >= 4 && t.len() <= 6 {
+				return a, k + 1
+			}
+			continue
+		}
+		if t.kind == tokSign && t.sign != ',' && t.sign != '.' && t.sign != '-' && t.sign != '\'' && t.sign != '>' || t.kind == tokWord && t.shape == shapeLower && !lower && t.lex&lexVery != 0 {
+			break
+		}
+	}
+	return a, b
 }

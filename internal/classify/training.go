@@ -276,6 +276,8 @@ type HeadSettings struct {
 	Seed   uint64
 	Rate   [3]float32
 	Decay  [3]float32
+	// DenseRate is that of dense features.
+	DenseRate float32
 	// Demand is the weight of demand beside difficulty in complexity.
 	Demand float32
 	// InjectionThreshold, Calibration: what is decided on held-out data.
@@ -378,7 +380,7 @@ func TrainHeads(sets [3][]Example, set HeadSettings) (weightsFile, paramsFile []
 				bias += rate * 0.05 * e
 				if k != headInjection {
 					for j := range dense {
-						dense[j] += rate * 0.05 * e * x.dense[j]
+						dense[j] += set.DenseRate * e * x.dense[j]
 					}
 				}
 			}

@@ -89,6 +89,13 @@ func Run(ctx context.Context, c *classify.Classifier, rows []Row, set Settings) 
 			}
 		default:
 			r.other(row, &res)
+			if set.MissesTo != nil {
+				for _, x := range append(res.Tag("pii-detected").Reasons, res.Tag("injection").Reasons...) {
+					if misses["benign "+x.Kind]++; misses["benign "+x.Kind] <= set.Misses {
+						fmt.Fprintf(set.MissesTo, "benign %s %.2f %q in %q\n", x.Kind, x.Score, text[x.Offset:x.Offset+x.Length], text[max(0, x.Offset-60):min(len(text), x.Offset+x.Length+40)])
+					}
+				}
+			}
 		}
 	}
 	if r.Bytes > 0 {
