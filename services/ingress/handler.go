@@ -42,8 +42,8 @@ func (v *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		v.post(w, r, a, openai.RouteEmbeddings)
 	case path == pathMessages || path == pathResponses:
 		v.post(w, r, a, openai.RouteChat)
-	case path == pathCount:
-		v.countTokens(w, r, a)
+	case path == pathCount || path == pathTokenize:
+		v.counts(w, r, a)
 	case path == "/v1/models" || strings.HasPrefix(path, "/v1/models/"):
 		w.Header().Set("X-Request-Id", v.requestID(r))
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {

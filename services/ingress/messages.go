@@ -1,7 +1,6 @@
 package ingress
 
 import (
-	"context"
 	"net/http"
 	"net/url"
 	"slices"
@@ -14,9 +13,6 @@ import (
 	"github.com/kinference/kinference/internal/responses"
 	"github.com/kinference/kinference/services/ingress/internal/catalog"
 	"github.com/kinference/kinference/services/ingress/internal/limits"
-	"github.com/kinference/kinference/services/ingress/internal/meter"
-	"github.com/kinference/kinference/services/ingress/internal/prompt"
-	"github.com/kinference/kinference/services/ingress/internal/proxy"
 )
 
 // parse reads the body. One of the Messages or the Responses API becomes a chat body: from here
@@ -105,56 +101,6 @@ func messagesError(e *openai.Error) *openai.Error {
 	out := *e
 	out.Message = "prompt is too long: " + e.Message
 	return &out
-}
-
-const (
-	// pictureTokens is about what a picture costs, for a count that no tokenizer
-	// can make.
-	pictureTokens = 1500
-	// estimatedHeader says that a count is an estimate.
-	estimatedHeader = "X-Kinference-Estimated"
-)
-
-// countTokens answers a count_tokens request: by our own tokenizer, else by a
-// worker's, and if neither can tell by the length of the text, which a header
-// says.
-func (v *server) countTokens(w http.ResponseWriter, r *http.Request, a *admission) {
-	id := v.requestID(r)
-	w.Header().Set("X-Request-Id", id)
-	if r.Method != http.MethodPost {
-		wrongMethod(w, "POST")
-		return
-	}
-	x := &exchange{server: v, admission: a, w: w, r: r, id: id, unique: meter.NewID(), label: otherModel, messages: &anthropic.Request{}}
-	x.req.Route = openai.RouteChat
-	body, release, e := x.readBody()
-	defer release()
-	if e == nil && body == nil {
-		x.leave()
-		return
-	}
-	var cancel context.CancelFunc
-	x.ctx, cancel = context.WithTimeoutCause(r.Context(), x.totalTimeout(), proxy.ErrTotal)
-	defer cancel()
-	if e == nil {
-		e = x.parse(body)
-	}
-	if e == nil {
-		e = x.resolve()
-	}
-	if e != nil {
-		writeError(w, e)
-		return
-	}
-	x.prompts = v.prompts.Make(x.ctx, &x.req, x.model.Considered)
-	tokens := x.inputTokens()
-	if !slices.ContainsFunc(x.prompts, func(p prompt.Prompt) bool { return p.Exact() }) {
-		tokens = max(tokens, prompt.Estimate(&x.req)) + pictureTokens*x.messages.Pictures
-		w.Header().Set(estimatedHeader, "true")
-	}
-	writeJSON(w, struct {
-		InputTokens int `json:"input_tokens"`
-	}{tokens})
 }
 
 // modelInfo is the Messages API's model object.

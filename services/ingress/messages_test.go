@@ -420,6 +420,38 @@ func TestCountTokens(t *testing.T) {
 	})
 }
 
+func TestTokenize(t *testing.T) {
+	e := start(t, func(_ *ingress.Config, c *routerv1.Catalog) { c.Profiles[0].TokenizerPath = modelDir(t) }).ready()
+	e.router.routes(newWorker(t, "w", refuses(http.StatusOK, whole)))
+	e.post(chatPath, chatRequest(false, ""))
+	for body, want := range map[string]int{
+		`{"model":"chat","messages":[{"role":"user","content":"Hello there"}]}`: int(e.router.routed()[0].GetPrompts()[0].GetTokens()),
+		`{"model":"chat","prompt":[1,2,3]}`:                                     3,
+	} {
+		resp, text := e.post("/tokenize", body)
+		var got struct {
+			Count  int
+			Max    int `json:"max_model_len"`
+			Tokens []int
+		}
+		if err := json.Unmarshal([]byte(text), &got); err != nil || got.Count != want || len(got.Tokens) != want || got.Max != 4096 || resp.StatusCode != http.StatusOK {
+			t.Errorf("%s: got %s, want %d tokens", body, text, want)
+		}
+	}
+	for body, want := range map[string]int{
+		`{"model":"chat","messages":5}`: 400, `{"model":"chat"}`: 400, `{"model":"x","prompt":"a"}`: 404, `{`: 400,
+		`{"model":"chat","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,AA"}}]}]}`: 501,
+	} {
+		resp, text := e.post("/tokenize", body)
+		if parseError(t, text); resp.StatusCode != want {
+			t.Errorf("%s: %d %s", body, resp.StatusCode, text)
+		}
+	}
+	if n := len(e.router.routed()); n != 1 {
+		t.Errorf("%d requests were routed", n)
+	}
+}
+
 func TestMessagesModels(t *testing.T) {
 	e := start(t, nil).ready()
 	get := func(path string) (*http.Response, string) {
