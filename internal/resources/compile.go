@@ -516,9 +516,16 @@ func (c *compiler) notYet() {
 	for _, o := range c.good[v1alpha1.KindInferenceProvider] {
 		switch p := &o.Object.(*v1alpha1.InferenceProvider).Spec; {
 		case p.Schema != v1alpha1.SchemaOpenAI && p.Schema != v1alpha1.SchemaOpenAICompatible:
-			c.once("schema", o, "spec.schema", "is not spoken yet: the provider gets no requests")
+			o.problem(Warning, "spec.schema", "is not spoken yet: the provider gets no requests")
 		case p.Credentials != nil:
-			c.once("credentials", o, "spec.credentials", "are not sent yet: the provider gets no requests")
+			o.problem(Warning, "spec.credentials", "are not sent yet: the provider gets no requests")
+		default:
+			if p.MaxTokensCap > 0 {
+				o.problem(Warning, "spec.maxTokensCap", "has no effect yet: requests are sent with the max_tokens that they came with")
+			}
+			if p.Timeouts != nil {
+				o.problem(Warning, "spec.timeouts", "have no effect yet: those of the gateway hold")
+			}
 		}
 	}
 }
