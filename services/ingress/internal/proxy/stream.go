@@ -28,7 +28,7 @@ var (
 // stream passes on an event stream.
 func (a *attempt) stream(w http.ResponseWriter, resp *http.Response) {
 	s := &stream{attempt: a, w: w, header: resp.Header, events: openai.NewReader(resp.Body, a.p.set.MaxEvent)}
-	s.chunk.LazyUsage = true
+	s.chunk.LazyUsage, s.one = true, s.all() == 1
 	defer s.settle()
 	for !s.over && !s.done {
 		if e, ok := s.events.Buffered(); ok {
@@ -69,6 +69,7 @@ type stream struct {
 	header http.Header
 	events *openai.Reader
 	now    time.Time // when the bytes at hand arrived
+	one    bool      // the request gets one answer
 	held   []byte    // events before the first content
 	done   bool      // [DONE] came
 	failed bool      // an error event was sent
@@ -154,7 +155,7 @@ const readEvery = 250 * time.Millisecond
 
 // usage takes in the usage of a chunk, or puts it aside.
 func (s *stream) usage() {
-	if s.chunk.HasChoices && s.all() == 1 && s.now.Sub(s.read) < readEvery {
+	if s.one && s.chunk.HasChoices && s.now.Sub(s.read) < readEvery {
 		s.aside = append(s.aside[:0], s.chunk.UsageText...)
 		return
 	}
