@@ -218,9 +218,78 @@ func (s *scan) tag() {
 				margin = float32(sum[best]-sum[0]) * s.m.tagger.scale
 			}
 		}
+		if best == tagNone && mode == caseMixed && s.surely(i, t) {
+			best, margin = tagPerson, 1
+		}
 		s.tags[i], s.margins[i] = best, margin
 		prev2, prev = prev, uint32(best)
 	}
+	if mode == caseMixed {
+		s.lists()
+	}
+}
+
+// lists takes what stands in a list of names for one: Kovalev, Lee and Phillips.
+func (s *scan) lists() {
+	name := func(i int) bool {
+		return i >= 0 && i < len(s.toks) && s.tags[i] == tagPerson && s.toks[i].kind == tokWord
+	}
+	for i := range s.toks {
+		t := &s.toks[i]
+		if s.tags[i] != tagNone || t.kind != tokWord || t.shape != shapeTitle || t.len() < 3 || t.lex&(lexVery|lexPlace|lexOrg) != 0 {
+			continue
+		}
+		joins := func(k int) bool { return k >= 0 && k < len(s.toks) && (s.toks[k].sign == ',' || s.toks[k].hash == hashAnd) }
+		if joins(i+1) && (name(i+2) || joins(i+2) && name(i+3)) && (i == 0 || !name(i-1)) && s.toks[i+2].gap <= gapSpace || joins(i-1) && name(i-2) && (i+1 >= len(s.toks) || s.toks[i+1].kind == tokSign || joins(i+1)) {
+			s.tags[i], s.margins[i] = tagPerson, 1
+		}
+	}
+}
+
+var hashAnd = hashWord("and")
+
+// surnameEndings end family names of many languages, and few other words.
+var surnameEndings = [][]byte{[]byte("ov"), []byte("ev"), []byte("ova"), []byte("eva"), []byte("enko"), []byte("ski"), []byte("sky"), []byte("ska"), []byte("cki"), []byte("sson"), []byte("ssen"), []byte("elsen"), []byte("ensen"), []byte("ansen"), []byte("dottir"), []byte("dóttir"),
+	[]byte("ić"), []byte("vic"), []byte("wicz"), []byte("czyk"), []byte("ová"), []byte("idis"), []byte("akis"), []byte("opoulos"), []byte("oglu"), []byte("shvili"), []byte("dze"), []byte("chuk"), []byte("yan"), []byte("berg"), []byte("mann"), []byte("stein"), []byte("moto"), []byte("mura"), []byte("shita"), []byte("awa"), []byte("ez")}
+
+func surname(w []byte) bool {
+	for _, e := range surnameEndings {
+		if len(w) > len(e)+2 && bytes.HasSuffix(w, e) {
+			return true
+		}
+	}
+	return false
+}
+
+var formOfAddress = splitWords("mr|mrs|ms|miss|dr|prof|herr|frau|monsieur|madame|mme|senor|senora|signor|signora|mister|doctor")
+
+// surely reports whether a capitalised word is a name whatever the weights say:
+// behind a form of address, or a first name with a last name.
+func (s *scan) surely(i int, t *token) bool {
+	if t.kind != tokWord || t.shape != shapeTitle && t.shape != shapeMixed || t.len() < 3 {
+		return false
+	}
+	rare := func(u *token) bool { return u.lex&(lexCommon|lexVery|lexPlace|lexMonth|lexOrg) == 0 }
+	if k := i - 1; k >= 0 && t.gap == gapSpace {
+		if s.toks[k].sign == '.' && k > 0 && s.toks[k].gap == gapNone {
+			k--
+		}
+		p := &s.toks[k]
+		if formOfAddress[p.hash] && p.shape == shapeTitle {
+			return true
+		}
+		if p.kind == tokWord && p.shape == shapeTitle && p.lex&lexFirst != 0 && rare(p) && t.lex&(lexLast|lexFirst) != 0 && rare(t) {
+			return true
+		}
+	}
+	if t.lex == 0 && t.shape == shapeTitle && t.gap == gapSpace && i > 0 && s.toks[i-1].kind == tokWord && surname(s.text[t.start:t.end]) {
+		return true
+	}
+	if i+1 < len(s.toks) {
+		u := &s.toks[i+1]
+		return t.lex&lexFirst != 0 && rare(t) && u.kind == tokWord && u.gap == gapSpace && u.shape == shapeTitle && u.lex&(lexLast|lexFirst) != 0 && rare(u)
+	}
+	return false
 }
 
 // mayName spares what cannot be part of a name or an address: signs, and words
