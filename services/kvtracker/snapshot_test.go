@@ -7,12 +7,14 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kinference/kinference/internal/bus"
 	"github.com/kinference/kinference/internal/fleetsim"
 	"github.com/kinference/kinference/internal/testenv"
+	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
 	"github.com/kinference/kinference/services/kvtracker"
 )
 
@@ -72,6 +74,35 @@ func TestTrackerFromSnapshot(t *testing.T) {
 	stop()
 	f.flush()
 	f.check("after more events")
+	f.inspect()
+}
+
+// inspect compares what the tracker says of its index with the workers' caches.
+func (f *fleet) inspect() {
+	f.t.Helper()
+	distinct := map[uint64]bool{}
+	for i, w := range f.workers {
+		for r := range w.Config().Ranks {
+			for h := range f.truth(i, r) {
+				distinct[h] = true
+			}
+		}
+	}
+	got, err := f.client.Inspect(f.t.Context(), &kvtrackerv1.InspectRequest{Top: 3})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if got.GetBlocks() != uint64(len(distinct)) || got.GetBytes() == 0 || len(got.GetPrefixes()) == 0 {
+		f.t.Errorf("got %v, want %d blocks", got, len(distinct))
+	}
+	for _, p := range got.GetPrefixes() {
+		if !distinct[p.GetFirst()] || !distinct[p.GetLast()] || p.GetBlocks() < 1 || p.GetBelow() < uint64(p.GetBlocks()) || p.GetHolders() < p.GetWhole() {
+			f.t.Errorf("prefix %v is none of the workers'", p)
+		}
+	}
+	if _, err := f.client.Inspect(f.t.Context(), &kvtrackerv1.InspectRequest{Top: 1001}); connect.CodeOf(err) != connect.CodeInvalidArgument {
+		f.t.Errorf("too many prefixes: got %v", err)
+	}
 }
 
 // complete tells whether the tracker holds as many blocks as the workers do.

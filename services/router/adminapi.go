@@ -126,6 +126,11 @@ func (v view) Evaluate(ctx context.Context, r *adminv1.EvaluateRequest) (*adminv
 	return v.s.evaluated(ctx, r)
 }
 
+// InspectIndex implements admin.Router.
+func (v view) InspectIndex(ctx context.Context, r *adminv1.InspectIndexRequest) (*adminv1.InspectIndexResponse, error) {
+	return v.s.inspectIndex(ctx, r)
+}
+
 // Catalog implements admin.Router.
 func (v view) Catalog() *adminv1.GetCatalogResponse {
 	out := &adminv1.GetCatalogResponse{}

@@ -35,6 +35,10 @@ func (s *stub) Match(context.Context, *kvtrackerv1.MatchRequest) (*kvtrackerv1.M
 	return s.match, nil
 }
 
+func (*stub) Inspect(context.Context, *kvtrackerv1.InspectRequest) (*kvtrackerv1.InspectResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, nil)
+}
+
 func (*stub) WatchWorkers(context.Context, *kvtrackerv1.WatchWorkersRequest) (*connect.ServerStreamForClient[kvtrackerv1.WatchWorkersResponse], error) {
 	panic("not called")
 }

@@ -4,8 +4,12 @@ import (
 	"context"
 	"time"
 
+	"connectrpc.com/connect"
+
 	"github.com/kinference/kinference/internal/resources"
+	"github.com/kinference/kinference/internal/rpc"
 	"github.com/kinference/kinference/internal/schedule"
+	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/services/router/internal/evaluate"
@@ -164,6 +168,28 @@ func (f *found) promise(now time.Time, p *prompt, worker string, est *schedule.E
 		At: now, Profile: p.Profile, Worker: worker, Tokens: int(p.Tokens), BlockSize: int(p.BlockSize), GPU: word.gpu, CPU: word.cpu,
 		Expected: est.Matched + est.Anticipated + est.Fetched, Remembered: own, Wait: est.Wait,
 	}, true
+}
+
+// inspectTime bounds the look at the whole index.
+const inspectTime = 30 * time.Second
+
+// inspectIndex asks kvtracker about its index.
+func (s *server) inspectIndex(ctx context.Context, r *adminv1.InspectIndexRequest) (*adminv1.InspectIndexResponse, error) {
+	if s.tracker == nil {
+		return nil, rpc.Error(connect.CodeUnavailable, "this router has no kvtracker", 0)
+	}
+	ctx, cancel := context.WithTimeout(ctx, inspectTime)
+	defer cancel()
+	out, err := s.tracker.Inspect(ctx, &kvtrackerv1.InspectRequest{Top: r.GetTop()})
+	switch connect.CodeOf(err) {
+	case connect.CodeInvalidArgument:
+		return nil, err
+	default:
+		if err != nil {
+			return nil, rpc.Error(connect.CodeUnavailable, "kvtracker does not answer", time.Second)
+		}
+	}
+	return &adminv1.InspectIndexResponse{Index: out}, nil
 }
 
 // ask calls the tracker; why names the reason when there is no answer.

@@ -64,6 +64,7 @@ func (e *engine) set(status int) {
 
 // tracker is a kvtracker that says what a test wants.
 type tracker struct {
+	kvtrackerv1connect.UnimplementedKVTrackerServiceHandler
 	addr string
 
 	mu      sync.Mutex

@@ -122,6 +122,27 @@ func (t *Tracker) audit(ctx context.Context, b *buffers, blockSize int) {
 	t.metrics.audit(ctx, false)
 }
 
+// maxTop bounds the prefixes that are listed.
+const maxTop = 1000
+
+// Inspect implements the RPC.
+func (t *Tracker) Inspect(_ context.Context, r *kvtrackerv1.InspectRequest) (*kvtrackerv1.InspectResponse, error) {
+	if r.GetTop() > maxTop {
+		return nil, rpc.Error(connect.CodeInvalidArgument, "too many prefixes", 0)
+	}
+	index := t.index.Load()
+	i := index.Info()
+	out := &kvtrackerv1.InspectResponse{Blocks: uint64(i.Blocks), Bytes: uint64(i.Bytes), States: uint64(i.States), Holed: uint32(i.Holed)}
+	if r.GetTop() > 0 {
+		for _, p := range index.Top(int(r.GetTop())) {
+			out.Prefixes = append(out.Prefixes, &kvtrackerv1.Prefix{
+				First: uint64(p.First), Last: uint64(p.Last), Blocks: uint32(p.Blocks), Below: uint64(p.Below), Holders: uint32(p.Holders), Whole: uint32(p.Whole),
+			})
+		}
+	}
+	return out, nil
+}
+
 func tokens(blocks int, size uint32) uint32 {
 	return uint32(min(uint64(blocks)*uint64(size), math.MaxUint32))
 }

@@ -35,6 +35,8 @@ type Router interface {
 	// Evaluate decides about a request without booking it. Its errors are for the
 	// caller.
 	Evaluate(ctx context.Context, r *adminv1.EvaluateRequest) (*adminv1.Decision, error)
+	// InspectIndex asks kvtracker. Its errors are for the caller.
+	InspectIndex(ctx context.Context, r *adminv1.InspectIndexRequest) (*adminv1.InspectIndexResponse, error)
 }
 
 // Settings of the API.
@@ -64,6 +66,7 @@ var needs = map[string]access.Permission{
 	adminv1connect.AdminServiceExplainProcedure:        {Resource: "decisions", Verb: "get"},
 	adminv1connect.AdminServiceWatchDecisionsProcedure: {Resource: "decisions", Verb: "watch"},
 	adminv1connect.AdminServiceEvaluateProcedure:       {Resource: "decisions", Verb: "get"},
+	adminv1connect.AdminServiceInspectIndexProcedure:   {Resource: "workers", Verb: "get"},
 	adminv1connect.AdminServiceListKeysProcedure:       {Resource: "keys", Verb: "get"},
 	adminv1connect.AdminServiceCreateKeyProcedure:      {Resource: "keys", Verb: "create"},
 	adminv1connect.AdminServiceRevokeKeyProcedure:      {Resource: "keys", Verb: "delete"},
@@ -108,6 +111,10 @@ func (s *service) ListWorkers(_ context.Context, r *adminv1.ListWorkersRequest) 
 		out.Workers = slices.DeleteFunc(out.Workers, func(w *adminv1.WorkerStatus) bool { return w.WorkerSet != r.WorkerSet })
 	}
 	return out, nil
+}
+
+func (s *service) InspectIndex(ctx context.Context, r *adminv1.InspectIndexRequest) (*adminv1.InspectIndexResponse, error) {
+	return s.Router.InspectIndex(ctx, r)
 }
 
 func (s *service) Explain(_ context.Context, r *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {

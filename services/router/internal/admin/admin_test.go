@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -25,6 +26,7 @@ import (
 	"github.com/kinference/kinference/internal/rpc"
 	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 	"github.com/kinference/kinference/proto/gen/kinference/admin/v1/adminv1connect"
+	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
 	"github.com/kinference/kinference/services/router/internal/access"
 	"github.com/kinference/kinference/services/router/internal/decisions"
 )
@@ -36,6 +38,10 @@ type router struct{}
 
 func (router) Catalog() *adminv1.GetCatalogResponse {
 	return &adminv1.GetCatalogResponse{Version: 7, Tenants: []*adminv1.Tenant{{Name: "n/t"}}}
+}
+
+func (router) InspectIndex(_ context.Context, r *adminv1.InspectIndexRequest) (*adminv1.InspectIndexResponse, error) {
+	return &adminv1.InspectIndexResponse{Index: &kvtrackerv1.InspectResponse{Blocks: uint64(r.GetTop())}}, nil
 }
 
 func (router) Status() *adminv1.StatusResponse {
@@ -131,6 +137,13 @@ func calls(ctx context.Context) map[string]func(c adminv1connect.AdminServiceCli
 		},
 		"Evaluate": func(c adminv1connect.AdminServiceClient) error {
 			_, err := c.Evaluate(ctx, &adminv1.EvaluateRequest{Model: "m"})
+			return err
+		},
+		"InspectIndex": func(c adminv1connect.AdminServiceClient) error {
+			answer, err := c.InspectIndex(ctx, &adminv1.InspectIndexRequest{Top: 3})
+			if err == nil && answer.GetIndex().GetBlocks() != 3 {
+				return errors.New("the answer is not kvtracker's")
+			}
 			return err
 		},
 		"ListKeys": func(c adminv1connect.AdminServiceClient) error {

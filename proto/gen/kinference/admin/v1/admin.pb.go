@@ -10,7 +10,8 @@
 package adminv1
 
 import (
-	v1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
+	v1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
+	v11 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
@@ -83,6 +84,97 @@ func (TokenSource) EnumDescriptor() ([]byte, []int) {
 	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{0}
 }
 
+// InspectIndexRequest says how much is wanted.
+type InspectIndexRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of prefixes; 1,000 at most.
+	Top           uint32 `protobuf:"varint,1,opt,name=top,proto3" json:"top,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InspectIndexRequest) Reset() {
+	*x = InspectIndexRequest{}
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InspectIndexRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InspectIndexRequest) ProtoMessage() {}
+
+func (x *InspectIndexRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InspectIndexRequest.ProtoReflect.Descriptor instead.
+func (*InspectIndexRequest) Descriptor() ([]byte, []int) {
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *InspectIndexRequest) GetTop() uint32 {
+	if x != nil {
+		return x.Top
+	}
+	return 0
+}
+
+// InspectIndexResponse is kvtracker's answer.
+type InspectIndexResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Index         *v1.InspectResponse    `protobuf:"bytes,1,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InspectIndexResponse) Reset() {
+	*x = InspectIndexResponse{}
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InspectIndexResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InspectIndexResponse) ProtoMessage() {}
+
+func (x *InspectIndexResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InspectIndexResponse.ProtoReflect.Descriptor instead.
+func (*InspectIndexResponse) Descriptor() ([]byte, []int) {
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *InspectIndexResponse) GetIndex() *v1.InspectResponse {
+	if x != nil {
+		return x.Index
+	}
+	return nil
+}
+
 // Key is what may be known of an API key.
 type Key struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -105,7 +197,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[0]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -117,7 +209,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[0]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -130,7 +222,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{0}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Key) GetId() string {
@@ -200,7 +292,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[1]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -212,7 +304,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[1]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -225,7 +317,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ListKeysRequest) GetTenant() string {
@@ -245,7 +337,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[2]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -257,7 +349,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[2]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -270,7 +362,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -295,7 +387,7 @@ type CreateKeyRequest struct {
 
 func (x *CreateKeyRequest) Reset() {
 	*x = CreateKeyRequest{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[3]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -307,7 +399,7 @@ func (x *CreateKeyRequest) String() string {
 func (*CreateKeyRequest) ProtoMessage() {}
 
 func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[3]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -320,7 +412,7 @@ func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyRequest.ProtoReflect.Descriptor instead.
 func (*CreateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *CreateKeyRequest) GetTenant() string {
@@ -365,7 +457,7 @@ type CreateKeyResponse struct {
 
 func (x *CreateKeyResponse) Reset() {
 	*x = CreateKeyResponse{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[4]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -377,7 +469,7 @@ func (x *CreateKeyResponse) String() string {
 func (*CreateKeyResponse) ProtoMessage() {}
 
 func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[4]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -390,7 +482,7 @@ func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyResponse.ProtoReflect.Descriptor instead.
 func (*CreateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *CreateKeyResponse) GetKey() string {
@@ -426,7 +518,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[5]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -438,7 +530,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[5]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -451,7 +543,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RevokeKeyRequest) GetId() string {
@@ -480,7 +572,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[6]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -492,7 +584,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[6]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -505,7 +597,7 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RevokeKeyResponse) GetRecord() *Key {
@@ -531,7 +623,7 @@ type GetCatalogRequest struct {
 
 func (x *GetCatalogRequest) Reset() {
 	*x = GetCatalogRequest{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[7]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -543,7 +635,7 @@ func (x *GetCatalogRequest) String() string {
 func (*GetCatalogRequest) ProtoMessage() {}
 
 func (x *GetCatalogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[7]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -556,7 +648,7 @@ func (x *GetCatalogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCatalogRequest.ProtoReflect.Descriptor instead.
 func (*GetCatalogRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 // GetCatalogResponse holds the newest good catalog and what is wrong with the
@@ -579,7 +671,7 @@ type GetCatalogResponse struct {
 
 func (x *GetCatalogResponse) Reset() {
 	*x = GetCatalogResponse{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[8]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -591,7 +683,7 @@ func (x *GetCatalogResponse) String() string {
 func (*GetCatalogResponse) ProtoMessage() {}
 
 func (x *GetCatalogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[8]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -604,7 +696,7 @@ func (x *GetCatalogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCatalogResponse.ProtoReflect.Descriptor instead.
 func (*GetCatalogResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetCatalogResponse) GetVersion() uint64 {
@@ -683,7 +775,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[9]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -695,7 +787,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[9]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -708,7 +800,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Pool) GetName() string {
@@ -781,7 +873,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -793,7 +885,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -806,7 +898,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Policy) GetName() string {
@@ -849,7 +941,7 @@ type Rule struct {
 
 func (x *Rule) Reset() {
 	*x = Rule{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -861,7 +953,7 @@ func (x *Rule) String() string {
 func (*Rule) ProtoMessage() {}
 
 func (x *Rule) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -874,7 +966,7 @@ func (x *Rule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rule.ProtoReflect.Descriptor instead.
 func (*Rule) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Rule) GetName() string {
@@ -907,7 +999,7 @@ type WorkerSet struct {
 
 func (x *WorkerSet) Reset() {
 	*x = WorkerSet{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -919,7 +1011,7 @@ func (x *WorkerSet) String() string {
 func (*WorkerSet) ProtoMessage() {}
 
 func (x *WorkerSet) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -932,7 +1024,7 @@ func (x *WorkerSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerSet.ProtoReflect.Descriptor instead.
 func (*WorkerSet) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *WorkerSet) GetName() string {
@@ -985,7 +1077,7 @@ type Provider struct {
 
 func (x *Provider) Reset() {
 	*x = Provider{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -997,7 +1089,7 @@ func (x *Provider) String() string {
 func (*Provider) ProtoMessage() {}
 
 func (x *Provider) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1010,7 +1102,7 @@ func (x *Provider) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Provider.ProtoReflect.Descriptor instead.
 func (*Provider) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Provider) GetName() string {
@@ -1058,7 +1150,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1070,7 +1162,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1083,7 +1175,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Tenant) GetName() string {
@@ -1140,7 +1232,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1152,7 +1244,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1165,7 +1257,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Backend) GetName() string {
@@ -1200,7 +1292,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1212,7 +1304,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1225,7 +1317,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Problem) GetFile() string {
@@ -1279,7 +1371,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1291,7 +1383,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1304,7 +1396,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 // StatusResponse is the state of the fleet as the router sees it.
@@ -1327,7 +1419,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1339,7 +1431,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1352,7 +1444,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *StatusResponse) GetCatalogVersion() uint64 {
@@ -1415,7 +1507,7 @@ type ListWorkersRequest struct {
 
 func (x *ListWorkersRequest) Reset() {
 	*x = ListWorkersRequest{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1427,7 +1519,7 @@ func (x *ListWorkersRequest) String() string {
 func (*ListWorkersRequest) ProtoMessage() {}
 
 func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1440,7 +1532,7 @@ func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkersRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListWorkersRequest) GetWorkerSet() string {
@@ -1461,7 +1553,7 @@ type ListWorkersResponse struct {
 
 func (x *ListWorkersResponse) Reset() {
 	*x = ListWorkersResponse{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1473,7 +1565,7 @@ func (x *ListWorkersResponse) String() string {
 func (*ListWorkersResponse) ProtoMessage() {}
 
 func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1486,7 +1578,7 @@ func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkersResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListWorkersResponse) GetWorkers() []*WorkerStatus {
@@ -1525,8 +1617,8 @@ type WorkerStatus struct {
 	// What kvtracker says of the worker's index; absent: it does not know it.
 	Index *WorkerIndex `protobuf:"bytes,10,opt,name=index,proto3" json:"index,omitempty"`
 	// Token ids: what the ingresses found when they asked this engine.
-	Tokens      v1.ParityState `protobuf:"varint,11,opt,name=tokens,proto3,enum=kinference.router.v1.ParityState" json:"tokens,omitempty"`
-	TokensCause v1.ParityCause `protobuf:"varint,12,opt,name=tokens_cause,json=tokensCause,proto3,enum=kinference.router.v1.ParityCause" json:"tokens_cause,omitempty"`
+	Tokens      v11.ParityState `protobuf:"varint,11,opt,name=tokens,proto3,enum=kinference.router.v1.ParityState" json:"tokens,omitempty"`
+	TokensCause v11.ParityCause `protobuf:"varint,12,opt,name=tokens_cause,json=tokensCause,proto3,enum=kinference.router.v1.ParityCause" json:"tokens_cause,omitempty"`
 	// Nanoseconds since the Unix epoch; 0: never.
 	TokensCheckedUnixNanos int64 `protobuf:"varint,13,opt,name=tokens_checked_unix_nanos,json=tokensCheckedUnixNanos,proto3" json:"tokens_checked_unix_nanos,omitempty"`
 	// The newest sample; absent: there has never been one.
@@ -1543,7 +1635,7 @@ type WorkerStatus struct {
 
 func (x *WorkerStatus) Reset() {
 	*x = WorkerStatus{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1555,7 +1647,7 @@ func (x *WorkerStatus) String() string {
 func (*WorkerStatus) ProtoMessage() {}
 
 func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1568,7 +1660,7 @@ func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStatus.ProtoReflect.Descriptor instead.
 func (*WorkerStatus) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *WorkerStatus) GetWorker() string {
@@ -1641,18 +1733,18 @@ func (x *WorkerStatus) GetIndex() *WorkerIndex {
 	return nil
 }
 
-func (x *WorkerStatus) GetTokens() v1.ParityState {
+func (x *WorkerStatus) GetTokens() v11.ParityState {
 	if x != nil {
 		return x.Tokens
 	}
-	return v1.ParityState(0)
+	return v11.ParityState(0)
 }
 
-func (x *WorkerStatus) GetTokensCause() v1.ParityCause {
+func (x *WorkerStatus) GetTokensCause() v11.ParityCause {
 	if x != nil {
 		return x.TokensCause
 	}
-	return v1.ParityCause(0)
+	return v11.ParityCause(0)
 }
 
 func (x *WorkerStatus) GetTokensCheckedUnixNanos() int64 {
@@ -1704,7 +1796,7 @@ type Load struct {
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1716,7 +1808,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1729,7 +1821,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Load) GetRunning() float64 {
@@ -1764,7 +1856,7 @@ type LoadMean struct {
 
 func (x *LoadMean) Reset() {
 	*x = LoadMean{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1776,7 +1868,7 @@ func (x *LoadMean) String() string {
 func (*LoadMean) ProtoMessage() {}
 
 func (x *LoadMean) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1789,7 +1881,7 @@ func (x *LoadMean) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadMean.ProtoReflect.Descriptor instead.
 func (*LoadMean) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *LoadMean) GetWindow() *durationpb.Duration {
@@ -1823,7 +1915,7 @@ type RecentRequests struct {
 
 func (x *RecentRequests) Reset() {
 	*x = RecentRequests{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1835,7 +1927,7 @@ func (x *RecentRequests) String() string {
 func (*RecentRequests) ProtoMessage() {}
 
 func (x *RecentRequests) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1848,7 +1940,7 @@ func (x *RecentRequests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentRequests.ProtoReflect.Descriptor instead.
 func (*RecentRequests) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RecentRequests) GetRequests() uint32 {
@@ -1895,7 +1987,7 @@ type ProviderStatus struct {
 
 func (x *ProviderStatus) Reset() {
 	*x = ProviderStatus{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1907,7 +1999,7 @@ func (x *ProviderStatus) String() string {
 func (*ProviderStatus) ProtoMessage() {}
 
 func (x *ProviderStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1920,7 +2012,7 @@ func (x *ProviderStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProviderStatus.ProtoReflect.Descriptor instead.
 func (*ProviderStatus) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ProviderStatus) GetProvider() string {
@@ -1976,7 +2068,7 @@ type WorkerIndex struct {
 
 func (x *WorkerIndex) Reset() {
 	*x = WorkerIndex{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1988,7 +2080,7 @@ func (x *WorkerIndex) String() string {
 func (*WorkerIndex) ProtoMessage() {}
 
 func (x *WorkerIndex) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2001,7 +2093,7 @@ func (x *WorkerIndex) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerIndex.ProtoReflect.Descriptor instead.
 func (*WorkerIndex) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WorkerIndex) GetLive() bool {
@@ -2053,23 +2145,23 @@ type ProfileStatus struct {
 	BlockSize uint32 `protobuf:"varint,5,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
 	// Token ids: the verdict of the ingresses, and on how many engines of the
 	// set they found the ids to agree and to differ.
-	Tokens        v1.ParityState `protobuf:"varint,6,opt,name=tokens,proto3,enum=kinference.router.v1.ParityState" json:"tokens,omitempty"`
-	TokensCause   v1.ParityCause `protobuf:"varint,7,opt,name=tokens_cause,json=tokensCause,proto3,enum=kinference.router.v1.ParityCause" json:"tokens_cause,omitempty"`
-	WorkersAgree  uint32         `protobuf:"varint,8,opt,name=workers_agree,json=workersAgree,proto3" json:"workers_agree,omitempty"`
-	WorkersDiffer uint32         `protobuf:"varint,9,opt,name=workers_differ,json=workersDiffer,proto3" json:"workers_differ,omitempty"`
+	Tokens        v11.ParityState `protobuf:"varint,6,opt,name=tokens,proto3,enum=kinference.router.v1.ParityState" json:"tokens,omitempty"`
+	TokensCause   v11.ParityCause `protobuf:"varint,7,opt,name=tokens_cause,json=tokensCause,proto3,enum=kinference.router.v1.ParityCause" json:"tokens_cause,omitempty"`
+	WorkersAgree  uint32          `protobuf:"varint,8,opt,name=workers_agree,json=workersAgree,proto3" json:"workers_agree,omitempty"`
+	WorkersDiffer uint32          `protobuf:"varint,9,opt,name=workers_differ,json=workersDiffer,proto3" json:"workers_differ,omitempty"`
 	// Cached tokens: whether engines had what the index said, the workers that
 	// differ, and what was counted since the router started.
-	Cached        v1.ParityState `protobuf:"varint,10,opt,name=cached,proto3,enum=kinference.router.v1.ParityState" json:"cached,omitempty"`
-	CachedCause   v1.ParityCause `protobuf:"varint,11,opt,name=cached_cause,json=cachedCause,proto3,enum=kinference.router.v1.ParityCause" json:"cached_cause,omitempty"`
-	CachedDiffers []string       `protobuf:"bytes,12,rep,name=cached_differs,json=cachedDiffers,proto3" json:"cached_differs,omitempty"`
-	CachedCounts  *CachedCounts  `protobuf:"bytes,13,opt,name=cached_counts,json=cachedCounts,proto3" json:"cached_counts,omitempty"`
+	Cached        v11.ParityState `protobuf:"varint,10,opt,name=cached,proto3,enum=kinference.router.v1.ParityState" json:"cached,omitempty"`
+	CachedCause   v11.ParityCause `protobuf:"varint,11,opt,name=cached_cause,json=cachedCause,proto3,enum=kinference.router.v1.ParityCause" json:"cached_cause,omitempty"`
+	CachedDiffers []string        `protobuf:"bytes,12,rep,name=cached_differs,json=cachedDiffers,proto3" json:"cached_differs,omitempty"`
+	CachedCounts  *CachedCounts   `protobuf:"bytes,13,opt,name=cached_counts,json=cachedCounts,proto3" json:"cached_counts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ProfileStatus) Reset() {
 	*x = ProfileStatus{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2081,7 +2173,7 @@ func (x *ProfileStatus) String() string {
 func (*ProfileStatus) ProtoMessage() {}
 
 func (x *ProfileStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2094,7 +2186,7 @@ func (x *ProfileStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileStatus.ProtoReflect.Descriptor instead.
 func (*ProfileStatus) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ProfileStatus) GetProfile() string {
@@ -2132,18 +2224,18 @@ func (x *ProfileStatus) GetBlockSize() uint32 {
 	return 0
 }
 
-func (x *ProfileStatus) GetTokens() v1.ParityState {
+func (x *ProfileStatus) GetTokens() v11.ParityState {
 	if x != nil {
 		return x.Tokens
 	}
-	return v1.ParityState(0)
+	return v11.ParityState(0)
 }
 
-func (x *ProfileStatus) GetTokensCause() v1.ParityCause {
+func (x *ProfileStatus) GetTokensCause() v11.ParityCause {
 	if x != nil {
 		return x.TokensCause
 	}
-	return v1.ParityCause(0)
+	return v11.ParityCause(0)
 }
 
 func (x *ProfileStatus) GetWorkersAgree() uint32 {
@@ -2160,18 +2252,18 @@ func (x *ProfileStatus) GetWorkersDiffer() uint32 {
 	return 0
 }
 
-func (x *ProfileStatus) GetCached() v1.ParityState {
+func (x *ProfileStatus) GetCached() v11.ParityState {
 	if x != nil {
 		return x.Cached
 	}
-	return v1.ParityState(0)
+	return v11.ParityState(0)
 }
 
-func (x *ProfileStatus) GetCachedCause() v1.ParityCause {
+func (x *ProfileStatus) GetCachedCause() v11.ParityCause {
 	if x != nil {
 		return x.CachedCause
 	}
-	return v1.ParityCause(0)
+	return v11.ParityCause(0)
 }
 
 func (x *ProfileStatus) GetCachedDiffers() []string {
@@ -2207,7 +2299,7 @@ type CachedCounts struct {
 
 func (x *CachedCounts) Reset() {
 	*x = CachedCounts{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2219,7 +2311,7 @@ func (x *CachedCounts) String() string {
 func (*CachedCounts) ProtoMessage() {}
 
 func (x *CachedCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2232,7 +2324,7 @@ func (x *CachedCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CachedCounts.ProtoReflect.Descriptor instead.
 func (*CachedCounts) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CachedCounts) GetAgree() uint64 {
@@ -2280,7 +2372,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2292,7 +2384,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2305,7 +2397,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ExplainRequest) GetRequestId() string {
@@ -2325,7 +2417,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2337,7 +2429,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2350,7 +2442,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ExplainResponse) GetDecision() *Decision {
@@ -2392,7 +2484,7 @@ type WatchDecisionsRequest struct {
 
 func (x *WatchDecisionsRequest) Reset() {
 	*x = WatchDecisionsRequest{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2404,7 +2496,7 @@ func (x *WatchDecisionsRequest) String() string {
 func (*WatchDecisionsRequest) ProtoMessage() {}
 
 func (x *WatchDecisionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2417,7 +2509,7 @@ func (x *WatchDecisionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDecisionsRequest.ProtoReflect.Descriptor instead.
 func (*WatchDecisionsRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WatchDecisionsRequest) GetModel() string {
@@ -2510,7 +2602,7 @@ type WatchDecisionsResponse struct {
 
 func (x *WatchDecisionsResponse) Reset() {
 	*x = WatchDecisionsResponse{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2522,7 +2614,7 @@ func (x *WatchDecisionsResponse) String() string {
 func (*WatchDecisionsResponse) ProtoMessage() {}
 
 func (x *WatchDecisionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2535,7 +2627,7 @@ func (x *WatchDecisionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDecisionsResponse.ProtoReflect.Descriptor instead.
 func (*WatchDecisionsResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WatchDecisionsResponse) GetDecision() *Decision {
@@ -2559,7 +2651,7 @@ type EvaluateRequest struct {
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	Model     string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
 	// What policies may ask about it.
-	Attributes *v1.Attributes `protobuf:"bytes,3,opt,name=attributes,proto3" json:"attributes,omitempty"`
+	Attributes *v11.Attributes `protobuf:"bytes,3,opt,name=attributes,proto3" json:"attributes,omitempty"`
 	// Limit of generated tokens; 0 for none.
 	MaxTokens uint32 `protobuf:"varint,4,opt,name=max_tokens,json=maxTokens,proto3" json:"max_tokens,omitempty"`
 	// The answer comes in one piece.
@@ -2572,7 +2664,7 @@ type EvaluateRequest struct {
 
 func (x *EvaluateRequest) Reset() {
 	*x = EvaluateRequest{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2584,7 +2676,7 @@ func (x *EvaluateRequest) String() string {
 func (*EvaluateRequest) ProtoMessage() {}
 
 func (x *EvaluateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2597,7 +2689,7 @@ func (x *EvaluateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluateRequest.ProtoReflect.Descriptor instead.
 func (*EvaluateRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *EvaluateRequest) GetRequestId() string {
@@ -2614,7 +2706,7 @@ func (x *EvaluateRequest) GetModel() string {
 	return ""
 }
 
-func (x *EvaluateRequest) GetAttributes() *v1.Attributes {
+func (x *EvaluateRequest) GetAttributes() *v11.Attributes {
 	if x != nil {
 		return x.Attributes
 	}
@@ -2652,7 +2744,7 @@ type EvaluateResponse struct {
 
 func (x *EvaluateResponse) Reset() {
 	*x = EvaluateResponse{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2664,7 +2756,7 @@ func (x *EvaluateResponse) String() string {
 func (*EvaluateResponse) ProtoMessage() {}
 
 func (x *EvaluateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2677,7 +2769,7 @@ func (x *EvaluateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluateResponse.ProtoReflect.Descriptor instead.
 func (*EvaluateResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *EvaluateResponse) GetDecision() *Decision {
@@ -2727,7 +2819,7 @@ type Decision struct {
 	ActualPromptTokens *uint32 `protobuf:"varint,20,opt,name=actual_prompt_tokens,json=actualPromptTokens,proto3,oneof" json:"actual_prompt_tokens,omitempty"`
 	ActualOutputTokens *uint32 `protobuf:"varint,21,opt,name=actual_output_tokens,json=actualOutputTokens,proto3,oneof" json:"actual_output_tokens,omitempty"`
 	// How it ended; absent while it has not.
-	Outcome *v1.Outcome `protobuf:"varint,22,opt,name=outcome,proto3,enum=kinference.router.v1.Outcome,oneof" json:"outcome,omitempty"`
+	Outcome *v11.Outcome `protobuf:"varint,22,opt,name=outcome,proto3,enum=kinference.router.v1.Outcome,oneof" json:"outcome,omitempty"`
 	// What the record holds. 1: all that policies look at, so that it can be
 	// decided anew.
 	Format uint32 `protobuf:"varint,23,opt,name=format,proto3" json:"format,omitempty"`
@@ -2743,7 +2835,7 @@ type Decision struct {
 
 func (x *Decision) Reset() {
 	*x = Decision{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2755,7 +2847,7 @@ func (x *Decision) String() string {
 func (*Decision) ProtoMessage() {}
 
 func (x *Decision) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2768,7 +2860,7 @@ func (x *Decision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Decision.ProtoReflect.Descriptor instead.
 func (*Decision) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Decision) GetRequestId() string {
@@ -2918,11 +3010,11 @@ func (x *Decision) GetActualOutputTokens() uint32 {
 	return 0
 }
 
-func (x *Decision) GetOutcome() v1.Outcome {
+func (x *Decision) GetOutcome() v11.Outcome {
 	if x != nil && x.Outcome != nil {
 		return *x.Outcome
 	}
-	return v1.Outcome(0)
+	return v11.Outcome(0)
 }
 
 func (x *Decision) GetFormat() uint32 {
@@ -2968,7 +3060,7 @@ type Threshold struct {
 
 func (x *Threshold) Reset() {
 	*x = Threshold{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2980,7 +3072,7 @@ func (x *Threshold) String() string {
 func (*Threshold) ProtoMessage() {}
 
 func (x *Threshold) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2993,7 +3085,7 @@ func (x *Threshold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Threshold.ProtoReflect.Descriptor instead.
 func (*Threshold) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Threshold) GetMetric() string {
@@ -3058,7 +3150,7 @@ type RecordedRequest struct {
 
 func (x *RecordedRequest) Reset() {
 	*x = RecordedRequest{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3070,7 +3162,7 @@ func (x *RecordedRequest) String() string {
 func (*RecordedRequest) ProtoMessage() {}
 
 func (x *RecordedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3083,7 +3175,7 @@ func (x *RecordedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordedRequest.ProtoReflect.Descriptor instead.
 func (*RecordedRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RecordedRequest) GetTenants() []string {
@@ -3253,7 +3345,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3265,7 +3357,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3278,7 +3370,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Candidate) GetWorker() string {
@@ -3489,7 +3581,7 @@ type Verdict struct {
 
 func (x *Verdict) Reset() {
 	*x = Verdict{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3501,7 +3593,7 @@ func (x *Verdict) String() string {
 func (*Verdict) ProtoMessage() {}
 
 func (x *Verdict) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3514,7 +3606,7 @@ func (x *Verdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Verdict.ProtoReflect.Descriptor instead.
 func (*Verdict) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Verdict) GetAction() string {
@@ -3556,7 +3648,11 @@ var File_kinference_admin_v1_admin_proto protoreflect.FileDescriptor
 
 const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x1fkinference/admin/v1/admin.proto\x12\x13kinference.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a!kinference/router/v1/router.proto\"\xe4\x01\n" +
+	"\x1fkinference/admin/v1/admin.proto\x12\x13kinference.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a'kinference/kvtracker/v1/kvtracker.proto\x1a!kinference/router/v1/router.proto\"'\n" +
+	"\x13InspectIndexRequest\x12\x10\n" +
+	"\x03top\x18\x01 \x01(\rR\x03top\"V\n" +
+	"\x14InspectIndexResponse\x12>\n" +
+	"\x05index\x18\x01 \x01(\v2(.kinference.kvtracker.v1.InspectResponseR\x05index\"\xe4\x01\n" +
 	"\x03Key\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x12\n" +
@@ -3881,7 +3977,7 @@ const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"\x18TOKEN_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12TOKEN_SOURCE_LOCAL\x10\x01\x12\x16\n" +
 	"\x12TOKEN_SOURCE_ASKED\x10\x02\x12\x1b\n" +
-	"\x17TOKEN_SOURCE_DISTRUSTED\x10\x032\xcf\x06\n" +
+	"\x17TOKEN_SOURCE_DISTRUSTED\x10\x032\xb4\a\n" +
 	"\fAdminService\x12]\n" +
 	"\n" +
 	"GetCatalog\x12&.kinference.admin.v1.GetCatalogRequest\x1a'.kinference.admin.v1.GetCatalogResponse\x12Q\n" +
@@ -3889,7 +3985,8 @@ const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"\vListWorkers\x12'.kinference.admin.v1.ListWorkersRequest\x1a(.kinference.admin.v1.ListWorkersResponse\x12T\n" +
 	"\aExplain\x12#.kinference.admin.v1.ExplainRequest\x1a$.kinference.admin.v1.ExplainResponse\x12k\n" +
 	"\x0eWatchDecisions\x12*.kinference.admin.v1.WatchDecisionsRequest\x1a+.kinference.admin.v1.WatchDecisionsResponse0\x01\x12W\n" +
-	"\bEvaluate\x12$.kinference.admin.v1.EvaluateRequest\x1a%.kinference.admin.v1.EvaluateResponse\x12W\n" +
+	"\bEvaluate\x12$.kinference.admin.v1.EvaluateRequest\x1a%.kinference.admin.v1.EvaluateResponse\x12c\n" +
+	"\fInspectIndex\x12(.kinference.admin.v1.InspectIndexRequest\x1a).kinference.admin.v1.InspectIndexResponse\x12W\n" +
 	"\bListKeys\x12$.kinference.admin.v1.ListKeysRequest\x1a%.kinference.admin.v1.ListKeysResponse\x12Z\n" +
 	"\tCreateKey\x12%.kinference.admin.v1.CreateKeyRequest\x1a&.kinference.admin.v1.CreateKeyResponse\x12Z\n" +
 	"\tRevokeKey\x12%.kinference.admin.v1.RevokeKeyRequest\x1a&.kinference.admin.v1.RevokeKeyResponseBHZFgithub.com/kinference/kinference/proto/gen/kinference/admin/v1;adminv1b\x06proto3"
@@ -3907,141 +4004,147 @@ func file_kinference_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_kinference_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kinference_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_kinference_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_kinference_admin_v1_admin_proto_goTypes = []any{
 	(TokenSource)(0),               // 0: kinference.admin.v1.TokenSource
-	(*Key)(nil),                    // 1: kinference.admin.v1.Key
-	(*ListKeysRequest)(nil),        // 2: kinference.admin.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),       // 3: kinference.admin.v1.ListKeysResponse
-	(*CreateKeyRequest)(nil),       // 4: kinference.admin.v1.CreateKeyRequest
-	(*CreateKeyResponse)(nil),      // 5: kinference.admin.v1.CreateKeyResponse
-	(*RevokeKeyRequest)(nil),       // 6: kinference.admin.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),      // 7: kinference.admin.v1.RevokeKeyResponse
-	(*GetCatalogRequest)(nil),      // 8: kinference.admin.v1.GetCatalogRequest
-	(*GetCatalogResponse)(nil),     // 9: kinference.admin.v1.GetCatalogResponse
-	(*Pool)(nil),                   // 10: kinference.admin.v1.Pool
-	(*Policy)(nil),                 // 11: kinference.admin.v1.Policy
-	(*Rule)(nil),                   // 12: kinference.admin.v1.Rule
-	(*WorkerSet)(nil),              // 13: kinference.admin.v1.WorkerSet
-	(*Provider)(nil),               // 14: kinference.admin.v1.Provider
-	(*Tenant)(nil),                 // 15: kinference.admin.v1.Tenant
-	(*Backend)(nil),                // 16: kinference.admin.v1.Backend
-	(*Problem)(nil),                // 17: kinference.admin.v1.Problem
-	(*StatusRequest)(nil),          // 18: kinference.admin.v1.StatusRequest
-	(*StatusResponse)(nil),         // 19: kinference.admin.v1.StatusResponse
-	(*ListWorkersRequest)(nil),     // 20: kinference.admin.v1.ListWorkersRequest
-	(*ListWorkersResponse)(nil),    // 21: kinference.admin.v1.ListWorkersResponse
-	(*WorkerStatus)(nil),           // 22: kinference.admin.v1.WorkerStatus
-	(*Load)(nil),                   // 23: kinference.admin.v1.Load
-	(*LoadMean)(nil),               // 24: kinference.admin.v1.LoadMean
-	(*RecentRequests)(nil),         // 25: kinference.admin.v1.RecentRequests
-	(*ProviderStatus)(nil),         // 26: kinference.admin.v1.ProviderStatus
-	(*WorkerIndex)(nil),            // 27: kinference.admin.v1.WorkerIndex
-	(*ProfileStatus)(nil),          // 28: kinference.admin.v1.ProfileStatus
-	(*CachedCounts)(nil),           // 29: kinference.admin.v1.CachedCounts
-	(*ExplainRequest)(nil),         // 30: kinference.admin.v1.ExplainRequest
-	(*ExplainResponse)(nil),        // 31: kinference.admin.v1.ExplainResponse
-	(*WatchDecisionsRequest)(nil),  // 32: kinference.admin.v1.WatchDecisionsRequest
-	(*WatchDecisionsResponse)(nil), // 33: kinference.admin.v1.WatchDecisionsResponse
-	(*EvaluateRequest)(nil),        // 34: kinference.admin.v1.EvaluateRequest
-	(*EvaluateResponse)(nil),       // 35: kinference.admin.v1.EvaluateResponse
-	(*Decision)(nil),               // 36: kinference.admin.v1.Decision
-	(*Threshold)(nil),              // 37: kinference.admin.v1.Threshold
-	(*RecordedRequest)(nil),        // 38: kinference.admin.v1.RecordedRequest
-	(*Candidate)(nil),              // 39: kinference.admin.v1.Candidate
-	(*Verdict)(nil),                // 40: kinference.admin.v1.Verdict
-	nil,                            // 41: kinference.admin.v1.RecordedRequest.HeadersEntry
-	nil,                            // 42: kinference.admin.v1.RecordedRequest.ClaimsJsonEntry
-	nil,                            // 43: kinference.admin.v1.Candidate.LabelsEntry
-	(*durationpb.Duration)(nil),    // 44: google.protobuf.Duration
-	(v1.ParityState)(0),            // 45: kinference.router.v1.ParityState
-	(v1.ParityCause)(0),            // 46: kinference.router.v1.ParityCause
-	(*v1.Attributes)(nil),          // 47: kinference.router.v1.Attributes
-	(v1.Outcome)(0),                // 48: kinference.router.v1.Outcome
+	(*InspectIndexRequest)(nil),    // 1: kinference.admin.v1.InspectIndexRequest
+	(*InspectIndexResponse)(nil),   // 2: kinference.admin.v1.InspectIndexResponse
+	(*Key)(nil),                    // 3: kinference.admin.v1.Key
+	(*ListKeysRequest)(nil),        // 4: kinference.admin.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),       // 5: kinference.admin.v1.ListKeysResponse
+	(*CreateKeyRequest)(nil),       // 6: kinference.admin.v1.CreateKeyRequest
+	(*CreateKeyResponse)(nil),      // 7: kinference.admin.v1.CreateKeyResponse
+	(*RevokeKeyRequest)(nil),       // 8: kinference.admin.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),      // 9: kinference.admin.v1.RevokeKeyResponse
+	(*GetCatalogRequest)(nil),      // 10: kinference.admin.v1.GetCatalogRequest
+	(*GetCatalogResponse)(nil),     // 11: kinference.admin.v1.GetCatalogResponse
+	(*Pool)(nil),                   // 12: kinference.admin.v1.Pool
+	(*Policy)(nil),                 // 13: kinference.admin.v1.Policy
+	(*Rule)(nil),                   // 14: kinference.admin.v1.Rule
+	(*WorkerSet)(nil),              // 15: kinference.admin.v1.WorkerSet
+	(*Provider)(nil),               // 16: kinference.admin.v1.Provider
+	(*Tenant)(nil),                 // 17: kinference.admin.v1.Tenant
+	(*Backend)(nil),                // 18: kinference.admin.v1.Backend
+	(*Problem)(nil),                // 19: kinference.admin.v1.Problem
+	(*StatusRequest)(nil),          // 20: kinference.admin.v1.StatusRequest
+	(*StatusResponse)(nil),         // 21: kinference.admin.v1.StatusResponse
+	(*ListWorkersRequest)(nil),     // 22: kinference.admin.v1.ListWorkersRequest
+	(*ListWorkersResponse)(nil),    // 23: kinference.admin.v1.ListWorkersResponse
+	(*WorkerStatus)(nil),           // 24: kinference.admin.v1.WorkerStatus
+	(*Load)(nil),                   // 25: kinference.admin.v1.Load
+	(*LoadMean)(nil),               // 26: kinference.admin.v1.LoadMean
+	(*RecentRequests)(nil),         // 27: kinference.admin.v1.RecentRequests
+	(*ProviderStatus)(nil),         // 28: kinference.admin.v1.ProviderStatus
+	(*WorkerIndex)(nil),            // 29: kinference.admin.v1.WorkerIndex
+	(*ProfileStatus)(nil),          // 30: kinference.admin.v1.ProfileStatus
+	(*CachedCounts)(nil),           // 31: kinference.admin.v1.CachedCounts
+	(*ExplainRequest)(nil),         // 32: kinference.admin.v1.ExplainRequest
+	(*ExplainResponse)(nil),        // 33: kinference.admin.v1.ExplainResponse
+	(*WatchDecisionsRequest)(nil),  // 34: kinference.admin.v1.WatchDecisionsRequest
+	(*WatchDecisionsResponse)(nil), // 35: kinference.admin.v1.WatchDecisionsResponse
+	(*EvaluateRequest)(nil),        // 36: kinference.admin.v1.EvaluateRequest
+	(*EvaluateResponse)(nil),       // 37: kinference.admin.v1.EvaluateResponse
+	(*Decision)(nil),               // 38: kinference.admin.v1.Decision
+	(*Threshold)(nil),              // 39: kinference.admin.v1.Threshold
+	(*RecordedRequest)(nil),        // 40: kinference.admin.v1.RecordedRequest
+	(*Candidate)(nil),              // 41: kinference.admin.v1.Candidate
+	(*Verdict)(nil),                // 42: kinference.admin.v1.Verdict
+	nil,                            // 43: kinference.admin.v1.RecordedRequest.HeadersEntry
+	nil,                            // 44: kinference.admin.v1.RecordedRequest.ClaimsJsonEntry
+	nil,                            // 45: kinference.admin.v1.Candidate.LabelsEntry
+	(*v1.InspectResponse)(nil),     // 46: kinference.kvtracker.v1.InspectResponse
+	(*durationpb.Duration)(nil),    // 47: google.protobuf.Duration
+	(v11.ParityState)(0),           // 48: kinference.router.v1.ParityState
+	(v11.ParityCause)(0),           // 49: kinference.router.v1.ParityCause
+	(*v11.Attributes)(nil),         // 50: kinference.router.v1.Attributes
+	(v11.Outcome)(0),               // 51: kinference.router.v1.Outcome
 }
 var file_kinference_admin_v1_admin_proto_depIdxs = []int32{
-	1,  // 0: kinference.admin.v1.ListKeysResponse.keys:type_name -> kinference.admin.v1.Key
-	44, // 1: kinference.admin.v1.CreateKeyRequest.lifetime:type_name -> google.protobuf.Duration
-	1,  // 2: kinference.admin.v1.CreateKeyResponse.record:type_name -> kinference.admin.v1.Key
-	1,  // 3: kinference.admin.v1.RevokeKeyResponse.record:type_name -> kinference.admin.v1.Key
-	10, // 4: kinference.admin.v1.GetCatalogResponse.pools:type_name -> kinference.admin.v1.Pool
-	11, // 5: kinference.admin.v1.GetCatalogResponse.policies:type_name -> kinference.admin.v1.Policy
-	13, // 6: kinference.admin.v1.GetCatalogResponse.worker_sets:type_name -> kinference.admin.v1.WorkerSet
-	14, // 7: kinference.admin.v1.GetCatalogResponse.providers:type_name -> kinference.admin.v1.Provider
-	15, // 8: kinference.admin.v1.GetCatalogResponse.tenants:type_name -> kinference.admin.v1.Tenant
-	16, // 9: kinference.admin.v1.GetCatalogResponse.backends:type_name -> kinference.admin.v1.Backend
-	17, // 10: kinference.admin.v1.GetCatalogResponse.problems:type_name -> kinference.admin.v1.Problem
-	12, // 11: kinference.admin.v1.Policy.rules:type_name -> kinference.admin.v1.Rule
-	22, // 12: kinference.admin.v1.StatusResponse.workers:type_name -> kinference.admin.v1.WorkerStatus
-	28, // 13: kinference.admin.v1.StatusResponse.profiles:type_name -> kinference.admin.v1.ProfileStatus
-	26, // 14: kinference.admin.v1.StatusResponse.providers:type_name -> kinference.admin.v1.ProviderStatus
-	22, // 15: kinference.admin.v1.ListWorkersResponse.workers:type_name -> kinference.admin.v1.WorkerStatus
-	26, // 16: kinference.admin.v1.ListWorkersResponse.providers:type_name -> kinference.admin.v1.ProviderStatus
-	44, // 17: kinference.admin.v1.WorkerStatus.sample_age:type_name -> google.protobuf.Duration
-	27, // 18: kinference.admin.v1.WorkerStatus.index:type_name -> kinference.admin.v1.WorkerIndex
-	45, // 19: kinference.admin.v1.WorkerStatus.tokens:type_name -> kinference.router.v1.ParityState
-	46, // 20: kinference.admin.v1.WorkerStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
-	23, // 21: kinference.admin.v1.WorkerStatus.load:type_name -> kinference.admin.v1.Load
-	24, // 22: kinference.admin.v1.WorkerStatus.means:type_name -> kinference.admin.v1.LoadMean
-	25, // 23: kinference.admin.v1.WorkerStatus.recent:type_name -> kinference.admin.v1.RecentRequests
-	44, // 24: kinference.admin.v1.LoadMean.window:type_name -> google.protobuf.Duration
-	23, // 25: kinference.admin.v1.LoadMean.load:type_name -> kinference.admin.v1.Load
-	44, // 26: kinference.admin.v1.RecentRequests.ttft:type_name -> google.protobuf.Duration
-	44, // 27: kinference.admin.v1.ProviderStatus.predicted_ttft:type_name -> google.protobuf.Duration
-	25, // 28: kinference.admin.v1.ProviderStatus.recent:type_name -> kinference.admin.v1.RecentRequests
-	44, // 29: kinference.admin.v1.WorkerIndex.lag:type_name -> google.protobuf.Duration
-	0,  // 30: kinference.admin.v1.ProfileStatus.source:type_name -> kinference.admin.v1.TokenSource
-	45, // 31: kinference.admin.v1.ProfileStatus.tokens:type_name -> kinference.router.v1.ParityState
-	46, // 32: kinference.admin.v1.ProfileStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
-	45, // 33: kinference.admin.v1.ProfileStatus.cached:type_name -> kinference.router.v1.ParityState
-	46, // 34: kinference.admin.v1.ProfileStatus.cached_cause:type_name -> kinference.router.v1.ParityCause
-	29, // 35: kinference.admin.v1.ProfileStatus.cached_counts:type_name -> kinference.admin.v1.CachedCounts
-	36, // 36: kinference.admin.v1.ExplainResponse.decision:type_name -> kinference.admin.v1.Decision
-	36, // 37: kinference.admin.v1.WatchDecisionsResponse.decision:type_name -> kinference.admin.v1.Decision
-	47, // 38: kinference.admin.v1.EvaluateRequest.attributes:type_name -> kinference.router.v1.Attributes
-	36, // 39: kinference.admin.v1.EvaluateResponse.decision:type_name -> kinference.admin.v1.Decision
-	39, // 40: kinference.admin.v1.Decision.candidates:type_name -> kinference.admin.v1.Candidate
-	44, // 41: kinference.admin.v1.Decision.actual_ttft:type_name -> google.protobuf.Duration
-	40, // 42: kinference.admin.v1.Decision.verdict:type_name -> kinference.admin.v1.Verdict
-	40, // 43: kinference.admin.v1.Decision.shadow:type_name -> kinference.admin.v1.Verdict
-	38, // 44: kinference.admin.v1.Decision.request:type_name -> kinference.admin.v1.RecordedRequest
-	44, // 45: kinference.admin.v1.Decision.actual_e2e:type_name -> google.protobuf.Duration
-	48, // 46: kinference.admin.v1.Decision.outcome:type_name -> kinference.router.v1.Outcome
-	44, // 47: kinference.admin.v1.Decision.waited:type_name -> google.protobuf.Duration
-	37, // 48: kinference.admin.v1.Decision.thresholds:type_name -> kinference.admin.v1.Threshold
-	44, // 49: kinference.admin.v1.Threshold.window:type_name -> google.protobuf.Duration
-	41, // 50: kinference.admin.v1.RecordedRequest.headers:type_name -> kinference.admin.v1.RecordedRequest.HeadersEntry
-	42, // 51: kinference.admin.v1.RecordedRequest.claims_json:type_name -> kinference.admin.v1.RecordedRequest.ClaimsJsonEntry
-	44, // 52: kinference.admin.v1.Candidate.predicted_ttft:type_name -> google.protobuf.Duration
-	44, // 53: kinference.admin.v1.Candidate.predicted_wait:type_name -> google.protobuf.Duration
-	44, // 54: kinference.admin.v1.Candidate.predicted_prefill:type_name -> google.protobuf.Duration
-	44, // 55: kinference.admin.v1.Candidate.sample_age:type_name -> google.protobuf.Duration
-	44, // 56: kinference.admin.v1.Candidate.predicted_e2e:type_name -> google.protobuf.Duration
-	24, // 57: kinference.admin.v1.Candidate.means:type_name -> kinference.admin.v1.LoadMean
-	43, // 58: kinference.admin.v1.Candidate.labels:type_name -> kinference.admin.v1.Candidate.LabelsEntry
-	8,  // 59: kinference.admin.v1.AdminService.GetCatalog:input_type -> kinference.admin.v1.GetCatalogRequest
-	18, // 60: kinference.admin.v1.AdminService.Status:input_type -> kinference.admin.v1.StatusRequest
-	20, // 61: kinference.admin.v1.AdminService.ListWorkers:input_type -> kinference.admin.v1.ListWorkersRequest
-	30, // 62: kinference.admin.v1.AdminService.Explain:input_type -> kinference.admin.v1.ExplainRequest
-	32, // 63: kinference.admin.v1.AdminService.WatchDecisions:input_type -> kinference.admin.v1.WatchDecisionsRequest
-	34, // 64: kinference.admin.v1.AdminService.Evaluate:input_type -> kinference.admin.v1.EvaluateRequest
-	2,  // 65: kinference.admin.v1.AdminService.ListKeys:input_type -> kinference.admin.v1.ListKeysRequest
-	4,  // 66: kinference.admin.v1.AdminService.CreateKey:input_type -> kinference.admin.v1.CreateKeyRequest
-	6,  // 67: kinference.admin.v1.AdminService.RevokeKey:input_type -> kinference.admin.v1.RevokeKeyRequest
-	9,  // 68: kinference.admin.v1.AdminService.GetCatalog:output_type -> kinference.admin.v1.GetCatalogResponse
-	19, // 69: kinference.admin.v1.AdminService.Status:output_type -> kinference.admin.v1.StatusResponse
-	21, // 70: kinference.admin.v1.AdminService.ListWorkers:output_type -> kinference.admin.v1.ListWorkersResponse
-	31, // 71: kinference.admin.v1.AdminService.Explain:output_type -> kinference.admin.v1.ExplainResponse
-	33, // 72: kinference.admin.v1.AdminService.WatchDecisions:output_type -> kinference.admin.v1.WatchDecisionsResponse
-	35, // 73: kinference.admin.v1.AdminService.Evaluate:output_type -> kinference.admin.v1.EvaluateResponse
-	3,  // 74: kinference.admin.v1.AdminService.ListKeys:output_type -> kinference.admin.v1.ListKeysResponse
-	5,  // 75: kinference.admin.v1.AdminService.CreateKey:output_type -> kinference.admin.v1.CreateKeyResponse
-	7,  // 76: kinference.admin.v1.AdminService.RevokeKey:output_type -> kinference.admin.v1.RevokeKeyResponse
-	68, // [68:77] is the sub-list for method output_type
-	59, // [59:68] is the sub-list for method input_type
-	59, // [59:59] is the sub-list for extension type_name
-	59, // [59:59] is the sub-list for extension extendee
-	0,  // [0:59] is the sub-list for field type_name
+	46, // 0: kinference.admin.v1.InspectIndexResponse.index:type_name -> kinference.kvtracker.v1.InspectResponse
+	3,  // 1: kinference.admin.v1.ListKeysResponse.keys:type_name -> kinference.admin.v1.Key
+	47, // 2: kinference.admin.v1.CreateKeyRequest.lifetime:type_name -> google.protobuf.Duration
+	3,  // 3: kinference.admin.v1.CreateKeyResponse.record:type_name -> kinference.admin.v1.Key
+	3,  // 4: kinference.admin.v1.RevokeKeyResponse.record:type_name -> kinference.admin.v1.Key
+	12, // 5: kinference.admin.v1.GetCatalogResponse.pools:type_name -> kinference.admin.v1.Pool
+	13, // 6: kinference.admin.v1.GetCatalogResponse.policies:type_name -> kinference.admin.v1.Policy
+	15, // 7: kinference.admin.v1.GetCatalogResponse.worker_sets:type_name -> kinference.admin.v1.WorkerSet
+	16, // 8: kinference.admin.v1.GetCatalogResponse.providers:type_name -> kinference.admin.v1.Provider
+	17, // 9: kinference.admin.v1.GetCatalogResponse.tenants:type_name -> kinference.admin.v1.Tenant
+	18, // 10: kinference.admin.v1.GetCatalogResponse.backends:type_name -> kinference.admin.v1.Backend
+	19, // 11: kinference.admin.v1.GetCatalogResponse.problems:type_name -> kinference.admin.v1.Problem
+	14, // 12: kinference.admin.v1.Policy.rules:type_name -> kinference.admin.v1.Rule
+	24, // 13: kinference.admin.v1.StatusResponse.workers:type_name -> kinference.admin.v1.WorkerStatus
+	30, // 14: kinference.admin.v1.StatusResponse.profiles:type_name -> kinference.admin.v1.ProfileStatus
+	28, // 15: kinference.admin.v1.StatusResponse.providers:type_name -> kinference.admin.v1.ProviderStatus
+	24, // 16: kinference.admin.v1.ListWorkersResponse.workers:type_name -> kinference.admin.v1.WorkerStatus
+	28, // 17: kinference.admin.v1.ListWorkersResponse.providers:type_name -> kinference.admin.v1.ProviderStatus
+	47, // 18: kinference.admin.v1.WorkerStatus.sample_age:type_name -> google.protobuf.Duration
+	29, // 19: kinference.admin.v1.WorkerStatus.index:type_name -> kinference.admin.v1.WorkerIndex
+	48, // 20: kinference.admin.v1.WorkerStatus.tokens:type_name -> kinference.router.v1.ParityState
+	49, // 21: kinference.admin.v1.WorkerStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
+	25, // 22: kinference.admin.v1.WorkerStatus.load:type_name -> kinference.admin.v1.Load
+	26, // 23: kinference.admin.v1.WorkerStatus.means:type_name -> kinference.admin.v1.LoadMean
+	27, // 24: kinference.admin.v1.WorkerStatus.recent:type_name -> kinference.admin.v1.RecentRequests
+	47, // 25: kinference.admin.v1.LoadMean.window:type_name -> google.protobuf.Duration
+	25, // 26: kinference.admin.v1.LoadMean.load:type_name -> kinference.admin.v1.Load
+	47, // 27: kinference.admin.v1.RecentRequests.ttft:type_name -> google.protobuf.Duration
+	47, // 28: kinference.admin.v1.ProviderStatus.predicted_ttft:type_name -> google.protobuf.Duration
+	27, // 29: kinference.admin.v1.ProviderStatus.recent:type_name -> kinference.admin.v1.RecentRequests
+	47, // 30: kinference.admin.v1.WorkerIndex.lag:type_name -> google.protobuf.Duration
+	0,  // 31: kinference.admin.v1.ProfileStatus.source:type_name -> kinference.admin.v1.TokenSource
+	48, // 32: kinference.admin.v1.ProfileStatus.tokens:type_name -> kinference.router.v1.ParityState
+	49, // 33: kinference.admin.v1.ProfileStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
+	48, // 34: kinference.admin.v1.ProfileStatus.cached:type_name -> kinference.router.v1.ParityState
+	49, // 35: kinference.admin.v1.ProfileStatus.cached_cause:type_name -> kinference.router.v1.ParityCause
+	31, // 36: kinference.admin.v1.ProfileStatus.cached_counts:type_name -> kinference.admin.v1.CachedCounts
+	38, // 37: kinference.admin.v1.ExplainResponse.decision:type_name -> kinference.admin.v1.Decision
+	38, // 38: kinference.admin.v1.WatchDecisionsResponse.decision:type_name -> kinference.admin.v1.Decision
+	50, // 39: kinference.admin.v1.EvaluateRequest.attributes:type_name -> kinference.router.v1.Attributes
+	38, // 40: kinference.admin.v1.EvaluateResponse.decision:type_name -> kinference.admin.v1.Decision
+	41, // 41: kinference.admin.v1.Decision.candidates:type_name -> kinference.admin.v1.Candidate
+	47, // 42: kinference.admin.v1.Decision.actual_ttft:type_name -> google.protobuf.Duration
+	42, // 43: kinference.admin.v1.Decision.verdict:type_name -> kinference.admin.v1.Verdict
+	42, // 44: kinference.admin.v1.Decision.shadow:type_name -> kinference.admin.v1.Verdict
+	40, // 45: kinference.admin.v1.Decision.request:type_name -> kinference.admin.v1.RecordedRequest
+	47, // 46: kinference.admin.v1.Decision.actual_e2e:type_name -> google.protobuf.Duration
+	51, // 47: kinference.admin.v1.Decision.outcome:type_name -> kinference.router.v1.Outcome
+	47, // 48: kinference.admin.v1.Decision.waited:type_name -> google.protobuf.Duration
+	39, // 49: kinference.admin.v1.Decision.thresholds:type_name -> kinference.admin.v1.Threshold
+	47, // 50: kinference.admin.v1.Threshold.window:type_name -> google.protobuf.Duration
+	43, // 51: kinference.admin.v1.RecordedRequest.headers:type_name -> kinference.admin.v1.RecordedRequest.HeadersEntry
+	44, // 52: kinference.admin.v1.RecordedRequest.claims_json:type_name -> kinference.admin.v1.RecordedRequest.ClaimsJsonEntry
+	47, // 53: kinference.admin.v1.Candidate.predicted_ttft:type_name -> google.protobuf.Duration
+	47, // 54: kinference.admin.v1.Candidate.predicted_wait:type_name -> google.protobuf.Duration
+	47, // 55: kinference.admin.v1.Candidate.predicted_prefill:type_name -> google.protobuf.Duration
+	47, // 56: kinference.admin.v1.Candidate.sample_age:type_name -> google.protobuf.Duration
+	47, // 57: kinference.admin.v1.Candidate.predicted_e2e:type_name -> google.protobuf.Duration
+	26, // 58: kinference.admin.v1.Candidate.means:type_name -> kinference.admin.v1.LoadMean
+	45, // 59: kinference.admin.v1.Candidate.labels:type_name -> kinference.admin.v1.Candidate.LabelsEntry
+	10, // 60: kinference.admin.v1.AdminService.GetCatalog:input_type -> kinference.admin.v1.GetCatalogRequest
+	20, // 61: kinference.admin.v1.AdminService.Status:input_type -> kinference.admin.v1.StatusRequest
+	22, // 62: kinference.admin.v1.AdminService.ListWorkers:input_type -> kinference.admin.v1.ListWorkersRequest
+	32, // 63: kinference.admin.v1.AdminService.Explain:input_type -> kinference.admin.v1.ExplainRequest
+	34, // 64: kinference.admin.v1.AdminService.WatchDecisions:input_type -> kinference.admin.v1.WatchDecisionsRequest
+	36, // 65: kinference.admin.v1.AdminService.Evaluate:input_type -> kinference.admin.v1.EvaluateRequest
+	1,  // 66: kinference.admin.v1.AdminService.InspectIndex:input_type -> kinference.admin.v1.InspectIndexRequest
+	4,  // 67: kinference.admin.v1.AdminService.ListKeys:input_type -> kinference.admin.v1.ListKeysRequest
+	6,  // 68: kinference.admin.v1.AdminService.CreateKey:input_type -> kinference.admin.v1.CreateKeyRequest
+	8,  // 69: kinference.admin.v1.AdminService.RevokeKey:input_type -> kinference.admin.v1.RevokeKeyRequest
+	11, // 70: kinference.admin.v1.AdminService.GetCatalog:output_type -> kinference.admin.v1.GetCatalogResponse
+	21, // 71: kinference.admin.v1.AdminService.Status:output_type -> kinference.admin.v1.StatusResponse
+	23, // 72: kinference.admin.v1.AdminService.ListWorkers:output_type -> kinference.admin.v1.ListWorkersResponse
+	33, // 73: kinference.admin.v1.AdminService.Explain:output_type -> kinference.admin.v1.ExplainResponse
+	35, // 74: kinference.admin.v1.AdminService.WatchDecisions:output_type -> kinference.admin.v1.WatchDecisionsResponse
+	37, // 75: kinference.admin.v1.AdminService.Evaluate:output_type -> kinference.admin.v1.EvaluateResponse
+	2,  // 76: kinference.admin.v1.AdminService.InspectIndex:output_type -> kinference.admin.v1.InspectIndexResponse
+	5,  // 77: kinference.admin.v1.AdminService.ListKeys:output_type -> kinference.admin.v1.ListKeysResponse
+	7,  // 78: kinference.admin.v1.AdminService.CreateKey:output_type -> kinference.admin.v1.CreateKeyResponse
+	9,  // 79: kinference.admin.v1.AdminService.RevokeKey:output_type -> kinference.admin.v1.RevokeKeyResponse
+	70, // [70:80] is the sub-list for method output_type
+	60, // [60:70] is the sub-list for method input_type
+	60, // [60:60] is the sub-list for extension type_name
+	60, // [60:60] is the sub-list for extension extendee
+	0,  // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_kinference_admin_v1_admin_proto_init() }
@@ -4049,14 +4152,14 @@ func file_kinference_admin_v1_admin_proto_init() {
 	if File_kinference_admin_v1_admin_proto != nil {
 		return
 	}
-	file_kinference_admin_v1_admin_proto_msgTypes[35].OneofWrappers = []any{}
+	file_kinference_admin_v1_admin_proto_msgTypes[37].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kinference_admin_v1_admin_proto_rawDesc), len(file_kinference_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   43,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

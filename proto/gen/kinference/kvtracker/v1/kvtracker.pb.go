@@ -24,6 +24,222 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// InspectRequest says how much is wanted.
+type InspectRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of prefixes; 1,000 at most.
+	Top           uint32 `protobuf:"varint,1,opt,name=top,proto3" json:"top,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InspectRequest) Reset() {
+	*x = InspectRequest{}
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InspectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InspectRequest) ProtoMessage() {}
+
+func (x *InspectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
+func (*InspectRequest) Descriptor() ([]byte, []int) {
+	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *InspectRequest) GetTop() uint32 {
+	if x != nil {
+		return x.Top
+	}
+	return 0
+}
+
+// InspectResponse describes the index of one tracker.
+type InspectResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Blocks that anybody holds, each counted once.
+	Blocks uint64 `protobuf:"varint,1,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	Bytes  uint64 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// Combinations of workers that hold a block.
+	States uint64 `protobuf:"varint,3,opt,name=states,proto3" json:"states,omitempty"`
+	// Workers that hold a block and not the one before it: they are matched block by
+	// block.
+	Holed uint32 `protobuf:"varint,4,opt,name=holed,proto3" json:"holed,omitempty"`
+	// The prefixes with the most blocks below them, most first.
+	Prefixes      []*Prefix `protobuf:"bytes,5,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InspectResponse) Reset() {
+	*x = InspectResponse{}
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InspectResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InspectResponse) ProtoMessage() {}
+
+func (x *InspectResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InspectResponse.ProtoReflect.Descriptor instead.
+func (*InspectResponse) Descriptor() ([]byte, []int) {
+	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *InspectResponse) GetBlocks() uint64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *InspectResponse) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *InspectResponse) GetStates() uint64 {
+	if x != nil {
+		return x.States
+	}
+	return 0
+}
+
+func (x *InspectResponse) GetHoled() uint32 {
+	if x != nil {
+		return x.Holed
+	}
+	return 0
+}
+
+func (x *InspectResponse) GetPrefixes() []*Prefix {
+	if x != nil {
+		return x.Prefixes
+	}
+	return nil
+}
+
+// Prefix is what some conversations begin with, up to where they part.
+type Prefix struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Own hashes (kvhash) of its first and last block, and how many it has.
+	First  uint64 `protobuf:"fixed64,1,opt,name=first,proto3" json:"first,omitempty"`
+	Last   uint64 `protobuf:"fixed64,2,opt,name=last,proto3" json:"last,omitempty"`
+	Blocks uint32 `protobuf:"varint,3,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	// Blocks of all conversations that begin with it, its own among them.
+	Below uint64 `protobuf:"varint,4,opt,name=below,proto3" json:"below,omitempty"`
+	// Workers that hold its first block, and those that hold its last one.
+	Holders       uint32 `protobuf:"varint,5,opt,name=holders,proto3" json:"holders,omitempty"`
+	Whole         uint32 `protobuf:"varint,6,opt,name=whole,proto3" json:"whole,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Prefix) Reset() {
+	*x = Prefix{}
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Prefix) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Prefix) ProtoMessage() {}
+
+func (x *Prefix) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Prefix.ProtoReflect.Descriptor instead.
+func (*Prefix) Descriptor() ([]byte, []int) {
+	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Prefix) GetFirst() uint64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *Prefix) GetLast() uint64 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+func (x *Prefix) GetBlocks() uint32 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *Prefix) GetBelow() uint64 {
+	if x != nil {
+		return x.Below
+	}
+	return 0
+}
+
+func (x *Prefix) GetHolders() uint32 {
+	if x != nil {
+		return x.Holders
+	}
+	return 0
+}
+
+func (x *Prefix) GetWhole() uint32 {
+	if x != nil {
+		return x.Whole
+	}
+	return 0
+}
+
 // MatchRequest asks for several prompts at once: a request may be rendered
 // for several profiles.
 type MatchRequest struct {
@@ -35,7 +251,7 @@ type MatchRequest struct {
 
 func (x *MatchRequest) Reset() {
 	*x = MatchRequest{}
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[0]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -47,7 +263,7 @@ func (x *MatchRequest) String() string {
 func (*MatchRequest) ProtoMessage() {}
 
 func (x *MatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[0]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -60,7 +276,7 @@ func (x *MatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchRequest.ProtoReflect.Descriptor instead.
 func (*MatchRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{0}
+	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *MatchRequest) GetQueries() []*Query {
@@ -84,7 +300,7 @@ type Query struct {
 
 func (x *Query) Reset() {
 	*x = Query{}
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[1]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -96,7 +312,7 @@ func (x *Query) String() string {
 func (*Query) ProtoMessage() {}
 
 func (x *Query) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[1]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -109,7 +325,7 @@ func (x *Query) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Query.ProtoReflect.Descriptor instead.
 func (*Query) Descriptor() ([]byte, []int) {
-	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{1}
+	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Query) GetWorkerSet() string {
@@ -143,7 +359,7 @@ type MatchResponse struct {
 
 func (x *MatchResponse) Reset() {
 	*x = MatchResponse{}
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[2]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -155,7 +371,7 @@ func (x *MatchResponse) String() string {
 func (*MatchResponse) ProtoMessage() {}
 
 func (x *MatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[2]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -168,7 +384,7 @@ func (x *MatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchResponse.ProtoReflect.Descriptor instead.
 func (*MatchResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{2}
+	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *MatchResponse) GetResults() []*MatchResult {
@@ -188,7 +404,7 @@ type MatchResult struct {
 
 func (x *MatchResult) Reset() {
 	*x = MatchResult{}
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[3]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -200,7 +416,7 @@ func (x *MatchResult) String() string {
 func (*MatchResult) ProtoMessage() {}
 
 func (x *MatchResult) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[3]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -213,7 +429,7 @@ func (x *MatchResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchResult.ProtoReflect.Descriptor instead.
 func (*MatchResult) Descriptor() ([]byte, []int) {
-	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{3}
+	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *MatchResult) GetMatches() []*WorkerMatch {
@@ -238,7 +454,7 @@ type WorkerMatch struct {
 
 func (x *WorkerMatch) Reset() {
 	*x = WorkerMatch{}
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[4]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -250,7 +466,7 @@ func (x *WorkerMatch) String() string {
 func (*WorkerMatch) ProtoMessage() {}
 
 func (x *WorkerMatch) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[4]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -263,7 +479,7 @@ func (x *WorkerMatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerMatch.ProtoReflect.Descriptor instead.
 func (*WorkerMatch) Descriptor() ([]byte, []int) {
-	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{4}
+	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *WorkerMatch) GetWorker() string {
@@ -296,7 +512,7 @@ type WatchWorkersRequest struct {
 
 func (x *WatchWorkersRequest) Reset() {
 	*x = WatchWorkersRequest{}
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[5]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -308,7 +524,7 @@ func (x *WatchWorkersRequest) String() string {
 func (*WatchWorkersRequest) ProtoMessage() {}
 
 func (x *WatchWorkersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[5]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -321,7 +537,7 @@ func (x *WatchWorkersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchWorkersRequest.ProtoReflect.Descriptor instead.
 func (*WatchWorkersRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{5}
+	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{8}
 }
 
 // WatchWorkersResponse carries the workers that changed.
@@ -338,7 +554,7 @@ type WatchWorkersResponse struct {
 
 func (x *WatchWorkersResponse) Reset() {
 	*x = WatchWorkersResponse{}
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[6]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -350,7 +566,7 @@ func (x *WatchWorkersResponse) String() string {
 func (*WatchWorkersResponse) ProtoMessage() {}
 
 func (x *WatchWorkersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[6]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -363,7 +579,7 @@ func (x *WatchWorkersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchWorkersResponse.ProtoReflect.Descriptor instead.
 func (*WatchWorkersResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{6}
+	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *WatchWorkersResponse) GetWorkers() []*WorkerState {
@@ -420,7 +636,7 @@ type WorkerState struct {
 
 func (x *WorkerState) Reset() {
 	*x = WorkerState{}
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[7]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -432,7 +648,7 @@ func (x *WorkerState) String() string {
 func (*WorkerState) ProtoMessage() {}
 
 func (x *WorkerState) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[7]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -445,7 +661,7 @@ func (x *WorkerState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerState.ProtoReflect.Descriptor instead.
 func (*WorkerState) Descriptor() ([]byte, []int) {
-	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{7}
+	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WorkerState) GetWorker() string {
@@ -538,7 +754,7 @@ type Load struct {
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[8]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -550,7 +766,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[8]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -563,7 +779,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{8}
+	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Load) GetRunning() float64 {
@@ -609,7 +825,7 @@ type IndexState struct {
 
 func (x *IndexState) Reset() {
 	*x = IndexState{}
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[9]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -621,7 +837,7 @@ func (x *IndexState) String() string {
 func (*IndexState) ProtoMessage() {}
 
 func (x *IndexState) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[9]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -634,7 +850,7 @@ func (x *IndexState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IndexState.ProtoReflect.Descriptor instead.
 func (*IndexState) Descriptor() ([]byte, []int) {
-	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{9}
+	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *IndexState) GetLive() bool {
@@ -707,7 +923,7 @@ type WorkerReport struct {
 
 func (x *WorkerReport) Reset() {
 	*x = WorkerReport{}
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[10]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -719,7 +935,7 @@ func (x *WorkerReport) String() string {
 func (*WorkerReport) ProtoMessage() {}
 
 func (x *WorkerReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[10]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -732,7 +948,7 @@ func (x *WorkerReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerReport.ProtoReflect.Descriptor instead.
 func (*WorkerReport) Descriptor() ([]byte, []int) {
-	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{10}
+	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WorkerReport) GetWorker() string {
@@ -816,7 +1032,22 @@ var File_kinference_kvtracker_v1_kvtracker_proto protoreflect.FileDescriptor
 
 const file_kinference_kvtracker_v1_kvtracker_proto_rawDesc = "" +
 	"\n" +
-	"'kinference/kvtracker/v1/kvtracker.proto\x12\x17kinference.kvtracker.v1\x1a\x1egoogle/protobuf/duration.proto\"H\n" +
+	"'kinference/kvtracker/v1/kvtracker.proto\x12\x17kinference.kvtracker.v1\x1a\x1egoogle/protobuf/duration.proto\"\"\n" +
+	"\x0eInspectRequest\x12\x10\n" +
+	"\x03top\x18\x01 \x01(\rR\x03top\"\xaa\x01\n" +
+	"\x0fInspectResponse\x12\x16\n" +
+	"\x06blocks\x18\x01 \x01(\x04R\x06blocks\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x16\n" +
+	"\x06states\x18\x03 \x01(\x04R\x06states\x12\x14\n" +
+	"\x05holed\x18\x04 \x01(\rR\x05holed\x12;\n" +
+	"\bprefixes\x18\x05 \x03(\v2\x1f.kinference.kvtracker.v1.PrefixR\bprefixes\"\x90\x01\n" +
+	"\x06Prefix\x12\x14\n" +
+	"\x05first\x18\x01 \x01(\x06R\x05first\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\x06R\x04last\x12\x16\n" +
+	"\x06blocks\x18\x03 \x01(\rR\x06blocks\x12\x14\n" +
+	"\x05below\x18\x04 \x01(\x04R\x05below\x12\x18\n" +
+	"\aholders\x18\x05 \x01(\rR\aholders\x12\x14\n" +
+	"\x05whole\x18\x06 \x01(\rR\x05whole\"H\n" +
 	"\fMatchRequest\x128\n" +
 	"\aqueries\x18\x01 \x03(\v2\x1e.kinference.kvtracker.v1.QueryR\aqueries\"h\n" +
 	"\x05Query\x12\x1d\n" +
@@ -882,10 +1113,11 @@ const file_kinference_kvtracker_v1_kvtracker_proto_rawDesc = "" +
 	"\x11prefix_cache_hits\x18\t \x01(\x01R\x0fprefixCacheHits\x12,\n" +
 	"\x12removals_last_copy\x18\n" +
 	" \x01(\bR\x10removalsLastCopy\x12\x12\n" +
-	"\x04gone\x18\v \x01(\bR\x04gone2\xd9\x01\n" +
+	"\x04gone\x18\v \x01(\bR\x04gone2\xb7\x02\n" +
 	"\x10KVTrackerService\x12V\n" +
 	"\x05Match\x12%.kinference.kvtracker.v1.MatchRequest\x1a&.kinference.kvtracker.v1.MatchResponse\x12m\n" +
-	"\fWatchWorkers\x12,.kinference.kvtracker.v1.WatchWorkersRequest\x1a-.kinference.kvtracker.v1.WatchWorkersResponse0\x01BPZNgithub.com/kinference/kinference/proto/gen/kinference/kvtracker/v1;kvtrackerv1b\x06proto3"
+	"\fWatchWorkers\x12,.kinference.kvtracker.v1.WatchWorkersRequest\x1a-.kinference.kvtracker.v1.WatchWorkersResponse0\x01\x12\\\n" +
+	"\aInspect\x12'.kinference.kvtracker.v1.InspectRequest\x1a(.kinference.kvtracker.v1.InspectResponseBPZNgithub.com/kinference/kinference/proto/gen/kinference/kvtracker/v1;kvtrackerv1b\x06proto3"
 
 var (
 	file_kinference_kvtracker_v1_kvtracker_proto_rawDescOnce sync.Once
@@ -899,41 +1131,47 @@ func file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP() []byte {
 	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescData
 }
 
-var file_kinference_kvtracker_v1_kvtracker_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_kinference_kvtracker_v1_kvtracker_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_kinference_kvtracker_v1_kvtracker_proto_goTypes = []any{
-	(*MatchRequest)(nil),         // 0: kinference.kvtracker.v1.MatchRequest
-	(*Query)(nil),                // 1: kinference.kvtracker.v1.Query
-	(*MatchResponse)(nil),        // 2: kinference.kvtracker.v1.MatchResponse
-	(*MatchResult)(nil),          // 3: kinference.kvtracker.v1.MatchResult
-	(*WorkerMatch)(nil),          // 4: kinference.kvtracker.v1.WorkerMatch
-	(*WatchWorkersRequest)(nil),  // 5: kinference.kvtracker.v1.WatchWorkersRequest
-	(*WatchWorkersResponse)(nil), // 6: kinference.kvtracker.v1.WatchWorkersResponse
-	(*WorkerState)(nil),          // 7: kinference.kvtracker.v1.WorkerState
-	(*Load)(nil),                 // 8: kinference.kvtracker.v1.Load
-	(*IndexState)(nil),           // 9: kinference.kvtracker.v1.IndexState
-	(*WorkerReport)(nil),         // 10: kinference.kvtracker.v1.WorkerReport
-	(*durationpb.Duration)(nil),  // 11: google.protobuf.Duration
+	(*InspectRequest)(nil),       // 0: kinference.kvtracker.v1.InspectRequest
+	(*InspectResponse)(nil),      // 1: kinference.kvtracker.v1.InspectResponse
+	(*Prefix)(nil),               // 2: kinference.kvtracker.v1.Prefix
+	(*MatchRequest)(nil),         // 3: kinference.kvtracker.v1.MatchRequest
+	(*Query)(nil),                // 4: kinference.kvtracker.v1.Query
+	(*MatchResponse)(nil),        // 5: kinference.kvtracker.v1.MatchResponse
+	(*MatchResult)(nil),          // 6: kinference.kvtracker.v1.MatchResult
+	(*WorkerMatch)(nil),          // 7: kinference.kvtracker.v1.WorkerMatch
+	(*WatchWorkersRequest)(nil),  // 8: kinference.kvtracker.v1.WatchWorkersRequest
+	(*WatchWorkersResponse)(nil), // 9: kinference.kvtracker.v1.WatchWorkersResponse
+	(*WorkerState)(nil),          // 10: kinference.kvtracker.v1.WorkerState
+	(*Load)(nil),                 // 11: kinference.kvtracker.v1.Load
+	(*IndexState)(nil),           // 12: kinference.kvtracker.v1.IndexState
+	(*WorkerReport)(nil),         // 13: kinference.kvtracker.v1.WorkerReport
+	(*durationpb.Duration)(nil),  // 14: google.protobuf.Duration
 }
 var file_kinference_kvtracker_v1_kvtracker_proto_depIdxs = []int32{
-	1,  // 0: kinference.kvtracker.v1.MatchRequest.queries:type_name -> kinference.kvtracker.v1.Query
-	3,  // 1: kinference.kvtracker.v1.MatchResponse.results:type_name -> kinference.kvtracker.v1.MatchResult
-	4,  // 2: kinference.kvtracker.v1.MatchResult.matches:type_name -> kinference.kvtracker.v1.WorkerMatch
-	7,  // 3: kinference.kvtracker.v1.WatchWorkersResponse.workers:type_name -> kinference.kvtracker.v1.WorkerState
-	8,  // 4: kinference.kvtracker.v1.WorkerState.load:type_name -> kinference.kvtracker.v1.Load
-	8,  // 5: kinference.kvtracker.v1.WorkerState.load_mean_30s:type_name -> kinference.kvtracker.v1.Load
-	11, // 6: kinference.kvtracker.v1.WorkerState.sample_age:type_name -> google.protobuf.Duration
-	9,  // 7: kinference.kvtracker.v1.WorkerState.index:type_name -> kinference.kvtracker.v1.IndexState
-	11, // 8: kinference.kvtracker.v1.IndexState.lag:type_name -> google.protobuf.Duration
-	8,  // 9: kinference.kvtracker.v1.WorkerReport.load:type_name -> kinference.kvtracker.v1.Load
-	0,  // 10: kinference.kvtracker.v1.KVTrackerService.Match:input_type -> kinference.kvtracker.v1.MatchRequest
-	5,  // 11: kinference.kvtracker.v1.KVTrackerService.WatchWorkers:input_type -> kinference.kvtracker.v1.WatchWorkersRequest
-	2,  // 12: kinference.kvtracker.v1.KVTrackerService.Match:output_type -> kinference.kvtracker.v1.MatchResponse
-	6,  // 13: kinference.kvtracker.v1.KVTrackerService.WatchWorkers:output_type -> kinference.kvtracker.v1.WatchWorkersResponse
-	12, // [12:14] is the sub-list for method output_type
-	10, // [10:12] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	2,  // 0: kinference.kvtracker.v1.InspectResponse.prefixes:type_name -> kinference.kvtracker.v1.Prefix
+	4,  // 1: kinference.kvtracker.v1.MatchRequest.queries:type_name -> kinference.kvtracker.v1.Query
+	6,  // 2: kinference.kvtracker.v1.MatchResponse.results:type_name -> kinference.kvtracker.v1.MatchResult
+	7,  // 3: kinference.kvtracker.v1.MatchResult.matches:type_name -> kinference.kvtracker.v1.WorkerMatch
+	10, // 4: kinference.kvtracker.v1.WatchWorkersResponse.workers:type_name -> kinference.kvtracker.v1.WorkerState
+	11, // 5: kinference.kvtracker.v1.WorkerState.load:type_name -> kinference.kvtracker.v1.Load
+	11, // 6: kinference.kvtracker.v1.WorkerState.load_mean_30s:type_name -> kinference.kvtracker.v1.Load
+	14, // 7: kinference.kvtracker.v1.WorkerState.sample_age:type_name -> google.protobuf.Duration
+	12, // 8: kinference.kvtracker.v1.WorkerState.index:type_name -> kinference.kvtracker.v1.IndexState
+	14, // 9: kinference.kvtracker.v1.IndexState.lag:type_name -> google.protobuf.Duration
+	11, // 10: kinference.kvtracker.v1.WorkerReport.load:type_name -> kinference.kvtracker.v1.Load
+	3,  // 11: kinference.kvtracker.v1.KVTrackerService.Match:input_type -> kinference.kvtracker.v1.MatchRequest
+	8,  // 12: kinference.kvtracker.v1.KVTrackerService.WatchWorkers:input_type -> kinference.kvtracker.v1.WatchWorkersRequest
+	0,  // 13: kinference.kvtracker.v1.KVTrackerService.Inspect:input_type -> kinference.kvtracker.v1.InspectRequest
+	5,  // 14: kinference.kvtracker.v1.KVTrackerService.Match:output_type -> kinference.kvtracker.v1.MatchResponse
+	9,  // 15: kinference.kvtracker.v1.KVTrackerService.WatchWorkers:output_type -> kinference.kvtracker.v1.WatchWorkersResponse
+	1,  // 16: kinference.kvtracker.v1.KVTrackerService.Inspect:output_type -> kinference.kvtracker.v1.InspectResponse
+	14, // [14:17] is the sub-list for method output_type
+	11, // [11:14] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_kinference_kvtracker_v1_kvtracker_proto_init() }
@@ -947,7 +1185,7 @@ func file_kinference_kvtracker_v1_kvtracker_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kinference_kvtracker_v1_kvtracker_proto_rawDesc), len(file_kinference_kvtracker_v1_kvtracker_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -50,6 +50,9 @@ const (
 	AdminServiceWatchDecisionsProcedure = "/kinference.admin.v1.AdminService/WatchDecisions"
 	// AdminServiceEvaluateProcedure is the fully-qualified name of the AdminService's Evaluate RPC.
 	AdminServiceEvaluateProcedure = "/kinference.admin.v1.AdminService/Evaluate"
+	// AdminServiceInspectIndexProcedure is the fully-qualified name of the AdminService's InspectIndex
+	// RPC.
+	AdminServiceInspectIndexProcedure = "/kinference.admin.v1.AdminService/InspectIndex"
 	// AdminServiceListKeysProcedure is the fully-qualified name of the AdminService's ListKeys RPC.
 	AdminServiceListKeysProcedure = "/kinference.admin.v1.AdminService/ListKeys"
 	// AdminServiceCreateKeyProcedure is the fully-qualified name of the AdminService's CreateKey RPC.
@@ -81,6 +84,10 @@ type AdminServiceClient interface {
 	// and no record is kept. Needs get on decisions. Errors: NotFound for an unknown
 	// model, InvalidArgument.
 	Evaluate(context.Context, *v1.EvaluateRequest) (*v1.EvaluateResponse, error)
+	// InspectIndex describes the index of KV-cache blocks: its size, and the prefixes
+	// that are shared most, by hashes and numbers. Needs get on workers. Error:
+	// Unavailable while kvtracker is away.
+	InspectIndex(context.Context, *v1.InspectIndexRequest) (*v1.InspectIndexResponse, error)
 	// ListKeys lists API keys by what is stored of them. Needs get on keys.
 	ListKeys(context.Context, *v1.ListKeysRequest) (*v1.ListKeysResponse, error)
 	// CreateKey makes an API key and writes its record to where the resources are
@@ -140,6 +147,12 @@ func NewAdminServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(adminServiceMethods.ByName("Evaluate")),
 			connect.WithClientOptions(opts...),
 		),
+		inspectIndex: connect.NewClient[v1.InspectIndexRequest, v1.InspectIndexResponse](
+			httpClient,
+			baseURL+AdminServiceInspectIndexProcedure,
+			connect.WithSchema(adminServiceMethods.ByName("InspectIndex")),
+			connect.WithClientOptions(opts...),
+		),
 		listKeys: connect.NewClient[v1.ListKeysRequest, v1.ListKeysResponse](
 			httpClient,
 			baseURL+AdminServiceListKeysProcedure,
@@ -169,6 +182,7 @@ type adminServiceClient struct {
 	explain        *connect.Client[v1.ExplainRequest, v1.ExplainResponse]
 	watchDecisions *connect.Client[v1.WatchDecisionsRequest, v1.WatchDecisionsResponse]
 	evaluate       *connect.Client[v1.EvaluateRequest, v1.EvaluateResponse]
+	inspectIndex   *connect.Client[v1.InspectIndexRequest, v1.InspectIndexResponse]
 	listKeys       *connect.Client[v1.ListKeysRequest, v1.ListKeysResponse]
 	createKey      *connect.Client[v1.CreateKeyRequest, v1.CreateKeyResponse]
 	revokeKey      *connect.Client[v1.RevokeKeyRequest, v1.RevokeKeyResponse]
@@ -218,6 +232,15 @@ func (c *adminServiceClient) WatchDecisions(ctx context.Context, req *v1.WatchDe
 // Evaluate calls kinference.admin.v1.AdminService.Evaluate.
 func (c *adminServiceClient) Evaluate(ctx context.Context, req *v1.EvaluateRequest) (*v1.EvaluateResponse, error) {
 	response, err := c.evaluate.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// InspectIndex calls kinference.admin.v1.AdminService.InspectIndex.
+func (c *adminServiceClient) InspectIndex(ctx context.Context, req *v1.InspectIndexRequest) (*v1.InspectIndexResponse, error) {
+	response, err := c.inspectIndex.CallUnary(ctx, connect.NewRequest(req))
 	if response != nil {
 		return response.Msg, err
 	}
@@ -274,6 +297,10 @@ type AdminServiceHandler interface {
 	// and no record is kept. Needs get on decisions. Errors: NotFound for an unknown
 	// model, InvalidArgument.
 	Evaluate(context.Context, *v1.EvaluateRequest) (*v1.EvaluateResponse, error)
+	// InspectIndex describes the index of KV-cache blocks: its size, and the prefixes
+	// that are shared most, by hashes and numbers. Needs get on workers. Error:
+	// Unavailable while kvtracker is away.
+	InspectIndex(context.Context, *v1.InspectIndexRequest) (*v1.InspectIndexResponse, error)
 	// ListKeys lists API keys by what is stored of them. Needs get on keys.
 	ListKeys(context.Context, *v1.ListKeysRequest) (*v1.ListKeysResponse, error)
 	// CreateKey makes an API key and writes its record to where the resources are
@@ -329,6 +356,12 @@ func NewAdminServiceHandler(svc AdminServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(adminServiceMethods.ByName("Evaluate")),
 		connect.WithHandlerOptions(opts...),
 	)
+	adminServiceInspectIndexHandler := connect.NewUnaryHandlerSimple(
+		AdminServiceInspectIndexProcedure,
+		svc.InspectIndex,
+		connect.WithSchema(adminServiceMethods.ByName("InspectIndex")),
+		connect.WithHandlerOptions(opts...),
+	)
 	adminServiceListKeysHandler := connect.NewUnaryHandlerSimple(
 		AdminServiceListKeysProcedure,
 		svc.ListKeys,
@@ -361,6 +394,8 @@ func NewAdminServiceHandler(svc AdminServiceHandler, opts ...connect.HandlerOpti
 			adminServiceWatchDecisionsHandler.ServeHTTP(w, r)
 		case AdminServiceEvaluateProcedure:
 			adminServiceEvaluateHandler.ServeHTTP(w, r)
+		case AdminServiceInspectIndexProcedure:
+			adminServiceInspectIndexHandler.ServeHTTP(w, r)
 		case AdminServiceListKeysProcedure:
 			adminServiceListKeysHandler.ServeHTTP(w, r)
 		case AdminServiceCreateKeyProcedure:
@@ -398,6 +433,10 @@ func (UnimplementedAdminServiceHandler) WatchDecisions(context.Context, *v1.Watc
 
 func (UnimplementedAdminServiceHandler) Evaluate(context.Context, *v1.EvaluateRequest) (*v1.EvaluateResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("kinference.admin.v1.AdminService.Evaluate is not implemented"))
+}
+
+func (UnimplementedAdminServiceHandler) InspectIndex(context.Context, *v1.InspectIndexRequest) (*v1.InspectIndexResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("kinference.admin.v1.AdminService.InspectIndex is not implemented"))
 }
 
 func (UnimplementedAdminServiceHandler) ListKeys(context.Context, *v1.ListKeysRequest) (*v1.ListKeysResponse, error) {
