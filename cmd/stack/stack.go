@@ -60,6 +60,8 @@ type Options struct {
 	Policy string
 	// Seed makes the router's random choices repeatable.
 	Seed uint64
+	// LimiterTimeout is how long a request waits for its limits; 0: as ingress does.
+	LimiterTimeout time.Duration
 	// TimeScale is how many times faster than real hardware the workers run; 0
 	// means 1. For simulated fleets only.
 	TimeScale float64
@@ -189,7 +191,7 @@ func (s *Stack) start(o Options) error {
 			return (&accounting.Service{Config: accounting.Config{Listener: l, NATSURL: natsURL, Ledger: o.Ledger}}).Run(ctx)
 		}},
 		{"ingress", func(ctx context.Context, l net.Listener) error {
-			return (&ingress.Service{Config: ingress.Config{Listener: l, NATSURL: natsURL, UsageDir: usageDir, CacheSaltFile: saltFile, RouterURL: routerURL, LimiterURL: limiterURL}}).Run(ctx)
+			return (&ingress.Service{Config: ingress.Config{Listener: l, NATSURL: natsURL, UsageDir: usageDir, CacheSaltFile: saltFile, RouterURL: routerURL, LimiterURL: limiterURL, LimiterTimeout: o.LimiterTimeout}}).Run(ctx)
 		}},
 	} {
 		s.parts[p.name] = &part{run: p.run, addr: s.addrs[p.name]}

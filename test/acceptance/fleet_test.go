@@ -85,7 +85,7 @@ func start(t *testing.T, s settings) *env {
 		e.workers = append(e.workers, w)
 	}
 	e.write("fleet.yaml", e.workerSet(s.set))
-	st, err := stack.Start(t.Context(), stack.Options{ConfigDir: e.dir, DataDir: s.data, Policy: s.policy, Seed: 1, TimeScale: s.scale, Output: e.log, DrainTimeout: 5 * time.Second, Spans: s.spans, AdminTokens: s.adminTokens, AdminAudit: s.adminAudit})
+	st, err := stack.Start(t.Context(), stack.Options{ConfigDir: e.dir, DataDir: s.data, Policy: s.policy, Seed: 1, TimeScale: s.scale, LimiterTimeout: 10 * time.Second, Output: e.log, DrainTimeout: 5 * time.Second, Spans: s.spans, AdminTokens: s.adminTokens, AdminAudit: s.adminAudit})
 	if err != nil {
 		t.Fatalf("start stack: %v", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -37,6 +38,7 @@ type killable struct {
 	cmd        *exec.Cmd
 	log        *syncBuffer
 	once       sync.Once
+	dead       atomic.Bool
 }
 
 func launch(t *testing.T, bin string, args ...string) *killable {
@@ -58,6 +60,7 @@ func launch(t *testing.T, bin string, args ...string) *killable {
 // kill ends the process as a crash would.
 func (p *killable) kill() {
 	p.once.Do(func() {
+		p.dead.Store(true)
 		_ = p.cmd.Process.Kill()
 		_ = p.cmd.Wait()
 	})
@@ -209,7 +212,7 @@ func TestManyClientsOneBucket(t *testing.T) {
 // The death of an ingress frees all that its requests held within the time to live
 // of reservations, at the other ones.
 func TestIngressCrashFreesReservations(t *testing.T) {
-	c := startCluster(t, clusterBinaries(t), 2, 1, tenantFile("", "  limits: [ { name: streams, concurrency: 2 }, { name: day, tokens: { total: 10000 }, calendar: { period: Day } } ]\n"), "--limit-ttl", "2s", "--limit-lease-ttl", "1s")
+	c := startCluster(t, clusterBinaries(t), 2, 1, tenantFile("", "  limits: [ { name: streams, concurrency: 2, onUnavailable: Deny }, { name: day, tokens: { total: 10000 }, calendar: { period: Day } } ]\n"), "--limit-ttl", "2s", "--limit-lease-ttl", "1s", "--limiter-timeout", "5s")
 	a, b := c.ingress[0], c.ingress[1]
 	for _, p := range c.ingress {
 		c.eventually("ingress serves", func() bool {
@@ -223,7 +226,10 @@ func TestIngressCrashFreesReservations(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 2 {
 		wg.Go(func() { // until it is taken: the requests of the test hold permits, too
-			for status := http.StatusTooManyRequests; status == http.StatusTooManyRequests; {
+			for status := 0; status == 0 || status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable; {
+				if t.Context().Err() != nil || a.dead.Load() {
+					return
+				}
 				status, _, _ = c.send(t.Context(), a.url, completion(100, 3000, `,"stream":true`))
 			}
 		})
@@ -237,7 +243,7 @@ func TestIngressCrashFreesReservations(t *testing.T) {
 	// Heartbeats keep them beyond their time to live.
 	held := time.Now()
 	c.eventually("the streams are longer than their time to live", func() bool {
-		if !full() {
+		if status, _, _ := c.send(t.Context(), b.url, completion(1, 1, "")); status == http.StatusOK {
 			t.Fatalf("a permit of a running stream was free after %v", time.Since(held))
 		}
 		return time.Since(held) > 3*time.Second
