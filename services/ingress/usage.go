@@ -249,6 +249,8 @@ func (x *exchange) tokens(r *meter.Record) (t meter.Tokens) {
 	t.Cached = t.Cached.Or(min(x.matched(), t.Input.N))
 	switch {
 	case t.Output.Known():
+	case x.req.Route == openai.RouteEmbeddings: // it generates nothing, and says nothing of that
+		t.Output = meter.Report(0)
 	case x.req.Stream:
 		t.Output = t.Output.Or(int64(res.Chunks))
 	case res.Reason == proxy.Canceled:

@@ -388,3 +388,48 @@ func TestUnknownModelsAreOneSeries(t *testing.T) {
 		t.Error("they are not counted")
 	}
 }
+
+// Embeddings have input only.
+func TestUsageOfEmbeddings(t *testing.T) {
+	events, change := collectUsage(t)
+	e := start(t, change).ready()
+	e.router.routes(newWorker(t, "w", func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"object":"list","model":"base-model","data":[{"object":"embedding","index":0,"embedding":[0.5]}],"usage":{"prompt_tokens":7,"total_tokens":7}}`)
+	}))
+	resp, body := e.post("/v1/embeddings", `{"model":"chat","input":"Hello"}`)
+	if resp.StatusCode != http.StatusOK {
+		t.Fatalf("%s: %s", resp.Status, body)
+	}
+	if u := events.event(resp.Header.Get("X-Request-Id")); loose(counted(u)) != "7 0 0 ? ok" || u.GetRoute() != "/v1/embeddings" {
+		t.Errorf("got %q, %v", counted(u), u)
+	}
+}
+
+// Every route of every dialect has its event, with the route that the client used.
+func TestUsageOfEveryRoute(t *testing.T) {
+	events, change := collectUsage(t)
+	e := start(t, change).ready()
+	text := func(s string) string {
+		return fmt.Sprintf(`data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"base-model","choices":[{"index":0,"text":%q,"finish_reason":null}],"usage":%s}`+"\n\n", s, running(12, 1))
+	}
+	for path, tt := range map[string]struct{ body, stream string }{
+		chatPath:        {chatRequest(true, ""), with(textChunk("a"), running(12, 1)) + stopChunk + usageChunk + doneEvent},
+		textPath:        {`{"model":"chat","prompt":"Hello","stream":true}`, text("a") + usageChunk + doneEvent},
+		"/v1/messages":  {`{"model":"chat","max_tokens":9,"messages":[{"role":"user","content":"Hello"}],"stream":true}`, with(textChunk("a"), running(12, 1)) + stopChunk + usageChunk + doneEvent},
+		"/v1/responses": {`{"model":"chat","input":"Hello","stream":true,"store":false}`, with(textChunk("a"), running(12, 1)) + stopChunk + usageChunk + doneEvent},
+	} {
+		t.Run(path, func(t *testing.T) {
+			e.router.routes(newWorker(t, "w", answers(strings.SplitAfter(tt.stream, "\n\n")...)))
+			resp, body := e.post(path, tt.body, "Anthropic-Version", "2023-06-01")
+			if resp.StatusCode != http.StatusOK {
+				t.Fatalf("%s: %s", resp.Status, body)
+			}
+			u := events.event(resp.Header.Get("X-Request-Id"))
+			if got := counted(u); got != "12 8 2 ? ok" || u.GetRoute() != path || u.Ttft == nil || u.GetModel() != "chat" {
+				t.Errorf("got %q, %v", got, u)
+			}
+		})
+	}
+}
