@@ -24,6 +24,64 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// TrackerState tells whether a tracker is to be asked.
+type TrackerState int32
+
+const (
+	// Older trackers do not say it.
+	TrackerState_TRACKER_STATE_UNSPECIFIED TrackerState = 0
+	// It has applied what the stream holds, and hears what comes.
+	TrackerState_TRACKER_STATE_FOLLOWS TrackerState = 1
+	// It reads what it missed before it started. Match is refused.
+	TrackerState_TRACKER_STATE_REBUILDING TrackerState = 2
+	// It does not hear the stream now, or is late by more than two seconds. Match answers
+	// by what was true before.
+	TrackerState_TRACKER_STATE_LATE TrackerState = 3
+)
+
+// Enum value maps for TrackerState.
+var (
+	TrackerState_name = map[int32]string{
+		0: "TRACKER_STATE_UNSPECIFIED",
+		1: "TRACKER_STATE_FOLLOWS",
+		2: "TRACKER_STATE_REBUILDING",
+		3: "TRACKER_STATE_LATE",
+	}
+	TrackerState_value = map[string]int32{
+		"TRACKER_STATE_UNSPECIFIED": 0,
+		"TRACKER_STATE_FOLLOWS":     1,
+		"TRACKER_STATE_REBUILDING":  2,
+		"TRACKER_STATE_LATE":        3,
+	}
+)
+
+func (x TrackerState) Enum() *TrackerState {
+	p := new(TrackerState)
+	*p = x
+	return p
+}
+
+func (x TrackerState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TrackerState) Descriptor() protoreflect.EnumDescriptor {
+	return file_kinference_kvtracker_v1_kvtracker_proto_enumTypes[0].Descriptor()
+}
+
+func (TrackerState) Type() protoreflect.EnumType {
+	return &file_kinference_kvtracker_v1_kvtracker_proto_enumTypes[0]
+}
+
+func (x TrackerState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TrackerState.Descriptor instead.
+func (TrackerState) EnumDescriptor() ([]byte, []int) {
+	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{0}
+}
+
 // InspectRequest says how much is wanted.
 type InspectRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -547,7 +605,12 @@ type WatchWorkersResponse struct {
 	// Ids of workers that are gone.
 	Removed []string `protobuf:"bytes,2,rep,name=removed,proto3" json:"removed,omitempty"`
 	// True once after the first full listing has been sent.
-	Synced        bool `protobuf:"varint,3,opt,name=synced,proto3" json:"synced,omitempty"`
+	Synced bool `protobuf:"varint,3,opt,name=synced,proto3" json:"synced,omitempty"`
+	// The part of the worker sets that this tracker follows; unset: all of them.
+	Shard *Shard `protobuf:"bytes,4,opt,name=shard,proto3" json:"shard,omitempty"`
+	// Whether Match answers, and by what is true now. In every message, and at once after
+	// it has changed.
+	State         TrackerState `protobuf:"varint,5,opt,name=state,proto3,enum=kinference.kvtracker.v1.TrackerState" json:"state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -603,6 +666,74 @@ func (x *WatchWorkersResponse) GetSynced() bool {
 	return false
 }
 
+func (x *WatchWorkersResponse) GetShard() *Shard {
+	if x != nil {
+		return x.Shard
+	}
+	return nil
+}
+
+func (x *WatchWorkersResponse) GetState() TrackerState {
+	if x != nil {
+		return x.State
+	}
+	return TrackerState_TRACKER_STATE_UNSPECIFIED
+}
+
+// Shard is a part of the worker sets: those that the hash of their name puts there.
+type Shard struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// From 0.
+	Index         uint32 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	Count         uint32 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Shard) Reset() {
+	*x = Shard{}
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Shard) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Shard) ProtoMessage() {}
+
+func (x *Shard) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Shard.ProtoReflect.Descriptor instead.
+func (*Shard) Descriptor() ([]byte, []int) {
+	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Shard) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *Shard) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
 // WorkerState is what the tracker knows of one worker (engine rank).
 type WorkerState struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -636,7 +767,7 @@ type WorkerState struct {
 
 func (x *WorkerState) Reset() {
 	*x = WorkerState{}
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[10]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -648,7 +779,7 @@ func (x *WorkerState) String() string {
 func (*WorkerState) ProtoMessage() {}
 
 func (x *WorkerState) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[10]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -661,7 +792,7 @@ func (x *WorkerState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerState.ProtoReflect.Descriptor instead.
 func (*WorkerState) Descriptor() ([]byte, []int) {
-	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{10}
+	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WorkerState) GetWorker() string {
@@ -754,7 +885,7 @@ type Load struct {
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[11]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -766,7 +897,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[11]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -779,7 +910,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{11}
+	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Load) GetRunning() float64 {
@@ -825,7 +956,7 @@ type IndexState struct {
 
 func (x *IndexState) Reset() {
 	*x = IndexState{}
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[12]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -837,7 +968,7 @@ func (x *IndexState) String() string {
 func (*IndexState) ProtoMessage() {}
 
 func (x *IndexState) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[12]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -850,7 +981,7 @@ func (x *IndexState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IndexState.ProtoReflect.Descriptor instead.
 func (*IndexState) Descriptor() ([]byte, []int) {
-	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{12}
+	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *IndexState) GetLive() bool {
@@ -923,7 +1054,7 @@ type WorkerReport struct {
 
 func (x *WorkerReport) Reset() {
 	*x = WorkerReport{}
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[13]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -935,7 +1066,7 @@ func (x *WorkerReport) String() string {
 func (*WorkerReport) ProtoMessage() {}
 
 func (x *WorkerReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[13]
+	mi := &file_kinference_kvtracker_v1_kvtracker_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -948,7 +1079,7 @@ func (x *WorkerReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerReport.ProtoReflect.Descriptor instead.
 func (*WorkerReport) Descriptor() ([]byte, []int) {
-	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{13}
+	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *WorkerReport) GetWorker() string {
@@ -1066,11 +1197,16 @@ const file_kinference_kvtracker_v1_kvtracker_proto_rawDesc = "" +
 	"gpu_tokens\x18\x02 \x01(\rR\tgpuTokens\x12\x1d\n" +
 	"\n" +
 	"cpu_tokens\x18\x03 \x01(\rR\tcpuTokens\"\x15\n" +
-	"\x13WatchWorkersRequest\"\x88\x01\n" +
+	"\x13WatchWorkersRequest\"\xfb\x01\n" +
 	"\x14WatchWorkersResponse\x12>\n" +
 	"\aworkers\x18\x01 \x03(\v2$.kinference.kvtracker.v1.WorkerStateR\aworkers\x12\x18\n" +
 	"\aremoved\x18\x02 \x03(\tR\aremoved\x12\x16\n" +
-	"\x06synced\x18\x03 \x01(\bR\x06synced\"\xb5\x03\n" +
+	"\x06synced\x18\x03 \x01(\bR\x06synced\x124\n" +
+	"\x05shard\x18\x04 \x01(\v2\x1e.kinference.kvtracker.v1.ShardR\x05shard\x12;\n" +
+	"\x05state\x18\x05 \x01(\x0e2%.kinference.kvtracker.v1.TrackerStateR\x05state\"3\n" +
+	"\x05Shard\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\rR\x05index\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\"\xb5\x03\n" +
 	"\vWorkerState\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x1d\n" +
 	"\n" +
@@ -1113,7 +1249,12 @@ const file_kinference_kvtracker_v1_kvtracker_proto_rawDesc = "" +
 	"\x11prefix_cache_hits\x18\t \x01(\x01R\x0fprefixCacheHits\x12,\n" +
 	"\x12removals_last_copy\x18\n" +
 	" \x01(\bR\x10removalsLastCopy\x12\x12\n" +
-	"\x04gone\x18\v \x01(\bR\x04gone2\xb7\x02\n" +
+	"\x04gone\x18\v \x01(\bR\x04gone*~\n" +
+	"\fTrackerState\x12\x1d\n" +
+	"\x19TRACKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15TRACKER_STATE_FOLLOWS\x10\x01\x12\x1c\n" +
+	"\x18TRACKER_STATE_REBUILDING\x10\x02\x12\x16\n" +
+	"\x12TRACKER_STATE_LATE\x10\x032\xb7\x02\n" +
 	"\x10KVTrackerService\x12V\n" +
 	"\x05Match\x12%.kinference.kvtracker.v1.MatchRequest\x1a&.kinference.kvtracker.v1.MatchResponse\x12m\n" +
 	"\fWatchWorkers\x12,.kinference.kvtracker.v1.WatchWorkersRequest\x1a-.kinference.kvtracker.v1.WatchWorkersResponse0\x01\x12\\\n" +
@@ -1131,47 +1272,52 @@ func file_kinference_kvtracker_v1_kvtracker_proto_rawDescGZIP() []byte {
 	return file_kinference_kvtracker_v1_kvtracker_proto_rawDescData
 }
 
-var file_kinference_kvtracker_v1_kvtracker_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_kinference_kvtracker_v1_kvtracker_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_kinference_kvtracker_v1_kvtracker_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_kinference_kvtracker_v1_kvtracker_proto_goTypes = []any{
-	(*InspectRequest)(nil),       // 0: kinference.kvtracker.v1.InspectRequest
-	(*InspectResponse)(nil),      // 1: kinference.kvtracker.v1.InspectResponse
-	(*Prefix)(nil),               // 2: kinference.kvtracker.v1.Prefix
-	(*MatchRequest)(nil),         // 3: kinference.kvtracker.v1.MatchRequest
-	(*Query)(nil),                // 4: kinference.kvtracker.v1.Query
-	(*MatchResponse)(nil),        // 5: kinference.kvtracker.v1.MatchResponse
-	(*MatchResult)(nil),          // 6: kinference.kvtracker.v1.MatchResult
-	(*WorkerMatch)(nil),          // 7: kinference.kvtracker.v1.WorkerMatch
-	(*WatchWorkersRequest)(nil),  // 8: kinference.kvtracker.v1.WatchWorkersRequest
-	(*WatchWorkersResponse)(nil), // 9: kinference.kvtracker.v1.WatchWorkersResponse
-	(*WorkerState)(nil),          // 10: kinference.kvtracker.v1.WorkerState
-	(*Load)(nil),                 // 11: kinference.kvtracker.v1.Load
-	(*IndexState)(nil),           // 12: kinference.kvtracker.v1.IndexState
-	(*WorkerReport)(nil),         // 13: kinference.kvtracker.v1.WorkerReport
-	(*durationpb.Duration)(nil),  // 14: google.protobuf.Duration
+	(TrackerState)(0),            // 0: kinference.kvtracker.v1.TrackerState
+	(*InspectRequest)(nil),       // 1: kinference.kvtracker.v1.InspectRequest
+	(*InspectResponse)(nil),      // 2: kinference.kvtracker.v1.InspectResponse
+	(*Prefix)(nil),               // 3: kinference.kvtracker.v1.Prefix
+	(*MatchRequest)(nil),         // 4: kinference.kvtracker.v1.MatchRequest
+	(*Query)(nil),                // 5: kinference.kvtracker.v1.Query
+	(*MatchResponse)(nil),        // 6: kinference.kvtracker.v1.MatchResponse
+	(*MatchResult)(nil),          // 7: kinference.kvtracker.v1.MatchResult
+	(*WorkerMatch)(nil),          // 8: kinference.kvtracker.v1.WorkerMatch
+	(*WatchWorkersRequest)(nil),  // 9: kinference.kvtracker.v1.WatchWorkersRequest
+	(*WatchWorkersResponse)(nil), // 10: kinference.kvtracker.v1.WatchWorkersResponse
+	(*Shard)(nil),                // 11: kinference.kvtracker.v1.Shard
+	(*WorkerState)(nil),          // 12: kinference.kvtracker.v1.WorkerState
+	(*Load)(nil),                 // 13: kinference.kvtracker.v1.Load
+	(*IndexState)(nil),           // 14: kinference.kvtracker.v1.IndexState
+	(*WorkerReport)(nil),         // 15: kinference.kvtracker.v1.WorkerReport
+	(*durationpb.Duration)(nil),  // 16: google.protobuf.Duration
 }
 var file_kinference_kvtracker_v1_kvtracker_proto_depIdxs = []int32{
-	2,  // 0: kinference.kvtracker.v1.InspectResponse.prefixes:type_name -> kinference.kvtracker.v1.Prefix
-	4,  // 1: kinference.kvtracker.v1.MatchRequest.queries:type_name -> kinference.kvtracker.v1.Query
-	6,  // 2: kinference.kvtracker.v1.MatchResponse.results:type_name -> kinference.kvtracker.v1.MatchResult
-	7,  // 3: kinference.kvtracker.v1.MatchResult.matches:type_name -> kinference.kvtracker.v1.WorkerMatch
-	10, // 4: kinference.kvtracker.v1.WatchWorkersResponse.workers:type_name -> kinference.kvtracker.v1.WorkerState
-	11, // 5: kinference.kvtracker.v1.WorkerState.load:type_name -> kinference.kvtracker.v1.Load
-	11, // 6: kinference.kvtracker.v1.WorkerState.load_mean_30s:type_name -> kinference.kvtracker.v1.Load
-	14, // 7: kinference.kvtracker.v1.WorkerState.sample_age:type_name -> google.protobuf.Duration
-	12, // 8: kinference.kvtracker.v1.WorkerState.index:type_name -> kinference.kvtracker.v1.IndexState
-	14, // 9: kinference.kvtracker.v1.IndexState.lag:type_name -> google.protobuf.Duration
-	11, // 10: kinference.kvtracker.v1.WorkerReport.load:type_name -> kinference.kvtracker.v1.Load
-	3,  // 11: kinference.kvtracker.v1.KVTrackerService.Match:input_type -> kinference.kvtracker.v1.MatchRequest
-	8,  // 12: kinference.kvtracker.v1.KVTrackerService.WatchWorkers:input_type -> kinference.kvtracker.v1.WatchWorkersRequest
-	0,  // 13: kinference.kvtracker.v1.KVTrackerService.Inspect:input_type -> kinference.kvtracker.v1.InspectRequest
-	5,  // 14: kinference.kvtracker.v1.KVTrackerService.Match:output_type -> kinference.kvtracker.v1.MatchResponse
-	9,  // 15: kinference.kvtracker.v1.KVTrackerService.WatchWorkers:output_type -> kinference.kvtracker.v1.WatchWorkersResponse
-	1,  // 16: kinference.kvtracker.v1.KVTrackerService.Inspect:output_type -> kinference.kvtracker.v1.InspectResponse
-	14, // [14:17] is the sub-list for method output_type
-	11, // [11:14] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	3,  // 0: kinference.kvtracker.v1.InspectResponse.prefixes:type_name -> kinference.kvtracker.v1.Prefix
+	5,  // 1: kinference.kvtracker.v1.MatchRequest.queries:type_name -> kinference.kvtracker.v1.Query
+	7,  // 2: kinference.kvtracker.v1.MatchResponse.results:type_name -> kinference.kvtracker.v1.MatchResult
+	8,  // 3: kinference.kvtracker.v1.MatchResult.matches:type_name -> kinference.kvtracker.v1.WorkerMatch
+	12, // 4: kinference.kvtracker.v1.WatchWorkersResponse.workers:type_name -> kinference.kvtracker.v1.WorkerState
+	11, // 5: kinference.kvtracker.v1.WatchWorkersResponse.shard:type_name -> kinference.kvtracker.v1.Shard
+	0,  // 6: kinference.kvtracker.v1.WatchWorkersResponse.state:type_name -> kinference.kvtracker.v1.TrackerState
+	13, // 7: kinference.kvtracker.v1.WorkerState.load:type_name -> kinference.kvtracker.v1.Load
+	13, // 8: kinference.kvtracker.v1.WorkerState.load_mean_30s:type_name -> kinference.kvtracker.v1.Load
+	16, // 9: kinference.kvtracker.v1.WorkerState.sample_age:type_name -> google.protobuf.Duration
+	14, // 10: kinference.kvtracker.v1.WorkerState.index:type_name -> kinference.kvtracker.v1.IndexState
+	16, // 11: kinference.kvtracker.v1.IndexState.lag:type_name -> google.protobuf.Duration
+	13, // 12: kinference.kvtracker.v1.WorkerReport.load:type_name -> kinference.kvtracker.v1.Load
+	4,  // 13: kinference.kvtracker.v1.KVTrackerService.Match:input_type -> kinference.kvtracker.v1.MatchRequest
+	9,  // 14: kinference.kvtracker.v1.KVTrackerService.WatchWorkers:input_type -> kinference.kvtracker.v1.WatchWorkersRequest
+	1,  // 15: kinference.kvtracker.v1.KVTrackerService.Inspect:input_type -> kinference.kvtracker.v1.InspectRequest
+	6,  // 16: kinference.kvtracker.v1.KVTrackerService.Match:output_type -> kinference.kvtracker.v1.MatchResponse
+	10, // 17: kinference.kvtracker.v1.KVTrackerService.WatchWorkers:output_type -> kinference.kvtracker.v1.WatchWorkersResponse
+	2,  // 18: kinference.kvtracker.v1.KVTrackerService.Inspect:output_type -> kinference.kvtracker.v1.InspectResponse
+	16, // [16:19] is the sub-list for method output_type
+	13, // [13:16] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_kinference_kvtracker_v1_kvtracker_proto_init() }
@@ -1184,13 +1330,14 @@ func file_kinference_kvtracker_v1_kvtracker_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kinference_kvtracker_v1_kvtracker_proto_rawDesc), len(file_kinference_kvtracker_v1_kvtracker_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   14,
+			NumEnums:      1,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_kinference_kvtracker_v1_kvtracker_proto_goTypes,
 		DependencyIndexes: file_kinference_kvtracker_v1_kvtracker_proto_depIdxs,
+		EnumInfos:         file_kinference_kvtracker_v1_kvtracker_proto_enumTypes,
 		MessageInfos:      file_kinference_kvtracker_v1_kvtracker_proto_msgTypes,
 	}.Build()
 	File_kinference_kvtracker_v1_kvtracker_proto = out.File
