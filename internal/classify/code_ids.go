@@ -111,7 +111,7 @@ func (s *scan) code(i int) int {
 			n++
 			k++
 		}
-		if digits == 0 || letters == 0 || n < 7 {
+		if digits < 3 || letters == 0 || n < 7 {
 			continue
 		}
 		// What goes on without a gap is one code.
@@ -217,7 +217,7 @@ func (s *scan) mixed(i int, t *token) {
 			digits++
 		}
 	}
-	if digits >= 4 && len(w) >= 5 && len(w) <= 20 && (t.start == 0 || s.text[t.start-1] != '/') {
+	if digits >= 4 && len(w) >= 5 && len(w) <= 20 && (t.start == 0 || s.text[t.start-1] != '/' && s.text[t.start-1] != '-') {
 		near := s.near(i, i+1)
 		switch {
 		case near.has(ctxPassport) && len(w) <= 12:

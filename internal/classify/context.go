@@ -59,18 +59,18 @@ var contextWords = map[uint8]string{
 
 // idContext announces national numbers by name; the rest by country.
 var idContext = map[string]string{
-	"us-ssn": "ssn|ssns|social security|socialsecurity|soc sec|social", "us-itin": "itin|taxpayer", "us-npi": "npi|provider identifier|national provider", "us-aba": "aba|routing|rtn", "us-ein": "ein|fein|employer identification", "us-mbi": "mbi|medicare",
+	"us-ssn": "ssn|ssns|social security|socialsecurity|soc sec", "us-itin": "itin|taxpayer", "us-npi": "npi|provider identifier|national provider", "us-aba": "aba|routing|rtn", "us-ein": "ein|fein|employer identification", "us-mbi": "mbi|medicare",
 	"uk-nhs": "nhs", "uk-nino": "nino|national insurance|ni number", "uk-utr": "utr|taxpayer reference|unique taxpayer",
-	"ca-sin": "sin|social insurance|nas", "au-tfn": "tfn|tax file", "au-medicare": "medicare", "au-abn": "abn|business number", "nz-ird": "ird|inland revenue",
+	"ca-sin": "sin|social insurance", "au-tfn": "tfn|tax file", "au-medicare": "medicare", "au-abn": "abn|business number", "nz-ird": "ird|inland revenue",
 	"de-tax-id": "steuer id|steuerid|steuer identifikationsnummer|steueridentifikationsnummer|identifikationsnummer|idnr|steuer", "de-svnr": "sozialversicherungsnummer|rentenversicherungsnummer|svnr|sv nummer|versicherungsnummer", "de-id-card": "ausweisnr|personalausweis|ausweisnummer|personalausweisnummer",
-	"fr-nir": "nir|insee|securite sociale|secu|vitale", "pt-nif": "nif|contribuinte|fiscal", "nl-bsn": "bsn|burgerservicenummer|sofinummer", "be-nn": "rijksregisternummer|registre national|niss|insz|national number", "at-svnr": "svnr|sozialversicherungsnummer|sv nummer",
-	"ch-ahv": "ahv|avs|ahvn13|ahv nummer", "pl-pesel": "pesel", "pl-nip": "nip", "cz-rc": "rodne cislo|rodne|rc", "hu-taj": "taj|taj szam", "ro-cnp": "cnp|cod numeric", "bg-egn": "egn|егн", "hr-oib": "oib", "yu-jmbg": "jmbg|emso|embg|jmb|maticni broj",
+	"fr-nir": "nir|insee|securite sociale|secu|vitale", "pt-nif": "nif|contribuinte", "nl-bsn": "bsn|burgerservicenummer|sofinummer", "be-nn": "rijksregisternummer|registre national|niss|insz|national number", "at-svnr": "svnr|sozialversicherungsnummer|sv nummer",
+	"ch-ahv": "ahv|avs|ahvn13|ahv nummer", "pl-pesel": "pesel", "pl-nip": "nip", "cz-rc": "rodne cislo|rodne", "hu-taj": "taj|taj szam", "ro-cnp": "cnp|cod numeric", "bg-egn": "egn|егн", "hr-oib": "oib", "yu-jmbg": "jmbg|emso|embg|jmb|maticni broj",
 	"gr-afm": "afm|αφμ|α.φ.μ|φορολογικο|μητρωου|tin|vat", "gr-amka": "amka|αμκα|κοινωνικης ασφαλισης", "se-pnr": "personnummer|personnr|pnr|samordningsnummer", "no-fnr": "fodselsnummer|fnr|personnummer|d nummer", "dk-cpr": "cpr|cpr nummer|personnummer",
 	"fi-hetu": "hetu|henkilotunnus|sotu", "ee-lt-id": "isikukood|asmens kodas|asmens", "lv-pk": "personas kods|personas", "ie-pps": "pps|ppsn|pps number", "tr-tckn": "tc kimlik|tckn|kimlik|tc no", "il-id": "teudat zehut|zehut|תעודת זהות|זהות",
-	"za-id": "south african|rsa id|sa id", "in-aadhaar": "aadhaar|aadhar|uidai|uid|आधार", "in-pan": "pan|pan card|permanent account", "cn-rid": "resident identity|shenfenzheng|身份证|身份證", "jp-mynumber": "my number|mynumber|individual number|マイナンバー|個人番号",
-	"kr-rrn": "rrn|resident registration|주민등록번호|주민번호", "th-id": "thai id|thai|บัตรประชาชน", "my-nric": "nric|mykad|ic number", "br-cpf": "cpf", "br-cnpj": "cnpj", "ar-cuit": "cuit|cuil|dni", "cl-rut": "rut|run", "uy-ci": "cedula|ci|cedula identidad",
-	"ec-ci": "cedula|ci", "ru-inn": "inn|инн", "ru-snils": "snils|снилс", "kz-iin": "iin|иин|жсн", "es-dni": "dni|nif|documento nacional", "es-nie": "nie|extranjero", "it-cf": "codice fiscale|fiscale|cf", "tw-id": "taiwan id|taiwan|身分證",
-	"sg-nric": "nric|fin|singapore", "hk-hkid": "hkid|hong kong", "mx-curp": "curp", "mx-rfc": "rfc",
+	"za-id": "south african|rsa id|sa id", "in-aadhaar": "aadhaar|aadhar|uidai|आधार", "in-pan": "pan|pan card|permanent account", "cn-rid": "resident identity|shenfenzheng|身份证|身份證", "jp-mynumber": "my number|mynumber|individual number|マイナンバー|個人番号",
+	"kr-rrn": "rrn|resident registration|주민등록번호|주민번호", "th-id": "thai id|บัตรประชาชน", "my-nric": "nric|mykad|ic number", "br-cpf": "cpf", "br-cnpj": "cnpj", "ar-cuit": "cuit|cuil|dni", "cl-rut": "rut", "uy-ci": "cedula|cedula identidad",
+	"ec-ci": "cedula", "ru-inn": "inn|инн", "ru-snils": "snils|снилс", "kz-iin": "iin|иин|жсн", "es-dni": "dni|nif|documento nacional", "es-nie": "nie|extranjero", "it-cf": "codice fiscale|fiscale", "tw-id": "taiwan id|身分證",
+	"sg-nric": "nric|singapore", "hk-hkid": "hkid|hong kong", "mx-curp": "curp", "mx-rfc": "rfc",
 }
 
 // contextNames gives every identity number its own context.

@@ -1,6 +1,11 @@
 package classify
 
-import "math/bits"
+import (
+	"bytes"
+	"math/bits"
+)
+
+var zero = []byte("0")
 
 // contexts is a set of what is announced near a candidate.
 type contexts [3]uint64
@@ -426,7 +431,7 @@ func (s *scan) read(r *run, i, j, at, n int, near *contexts, whole, singles bool
 		alone = 0.1
 	}
 
-	if n >= 12 && n <= 19 && !same(d) {
+	if n >= 12 && n <= 19 && !same(d) && !(j == i+1 && sep == '.') && (uniform || near.has(ctxCard)) {
 		network, ok := cardNetwork(d), luhn(d)
 		natural := !grouped || form == "4444" || form == "465" || form == "44443" || form == "464" || form == "4443" || form == "66" || form == "88"
 		announced := near.has(ctxCard)
@@ -467,6 +472,9 @@ func (s *scan) read(r *run, i, j, at, n int, near *contexts, whole, singles bool
 			score := [...]float32{0.3, 0.42, 0.62}[id.strength]
 			if id.needsContext {
 				score = 0.12
+			}
+			if bytes.Count(d, zero)*2 > n+1 { // round numbers
+				score -= 0.3
 			}
 			switch {
 			case own:
@@ -522,6 +530,18 @@ func epoch(d []byte) bool {
 func (s *scan) phone(r *run, d []byte, form string, sep byte, grouped, uniform bool, near *contexts, i int, penalty, alone, other float32, offer func(kind, string, float32)) {
 	n := len(d)
 	if n < 7 || n > 15 || same(d) {
+		return
+	}
+	dots, pairs := 0, 0
+	for k := range r.count {
+		if r.groups[k].sep == '.' {
+			dots++
+		}
+		if r.groups[k].n == 2 {
+			pairs++
+		}
+	}
+	if dots > 4 || pairs > 5 && !r.plus || d[0] == '0' && d[1] == '0' && d[2] == '0' {
 		return
 	}
 	slashes, dashes := 0, 0

@@ -108,7 +108,7 @@ func (s *scan) dense() {
 			last = c
 			j++
 		}
-		if j-i >= minDense && (digits > 0 && letters > 0 || changes > 5 && j-i >= 16) {
+		if j-i >= minDense && (digits > 0 && letters > 0 || changes > 4 && j-i >= 12 || digits >= 14) {
 			if n := len(s.runs); n > 0 && i-s.runs[n-1].end < secretBefore {
 				s.runs[n-1].end = j
 			} else {
@@ -148,7 +148,11 @@ func (s *scan) secrets() {
 // secret tries a rule around a keyword that ends at. It returns up to where the
 // text was read.
 func (s *scan) secret(r *secretRule, at int) int {
-	a, b := max(0, at-96), min(len(s.text), at+secretAfter)
+	after := secretAfter
+	if r.id == "jwt" {
+		after = 4096
+	}
+	a, b := max(0, at-96), min(len(s.text), at+after)
 	if r.id == "generic-api-key" {
 		s.assigned(at)
 		return 0
@@ -167,7 +171,7 @@ func (s *scan) secret(r *secretRule, at int) int {
 	}
 	start, end := a+m[2*g], a+m[2*g+1]
 	w := s.text[start:end]
-	if r.entropy > 0 && entropy(w) <= r.entropy || placeholder(w) {
+	if r.entropy > 0 && entropy(w) <= r.entropy || placeholder(w) || r.id == "vault-service-token" && bytes.HasPrefix(w, []byte("s.")) && bytes.IndexAny(w, "0123456789") < 0 {
 		return a + m[1]
 	}
 	s.hit(kindSecret, r.id, 0.9, start, end)
@@ -185,7 +189,7 @@ func denseNear(text []byte) bool {
 		c := byteClass[b]
 		digit = digit || c == 2
 		letter = letter || c == 1
-		if n >= minDense && (digit && letter || n >= 16) {
+		if n >= minDense && (digit && letter || n >= 14) {
 			return true
 		}
 	}
@@ -221,8 +225,15 @@ func placeholder(w []byte) bool {
 func (s *scan) assigned(at int) {
 	text := s.text
 	i := at
+	from := at
+	for from > 0 && at-from < 50 && (isAlnum(text[from-1]) || text[from-1] == '_' || text[from-1] == '.' || text[from-1] == '-') {
+		from--
+	}
 	for n := 0; i < len(text) && n < 50 && (isAlnum(text[i]) || text[i] == '_' || text[i] == '.' || text[i] == '-' || text[i] == ' ' && n < 20); n++ {
 		i++
+	}
+	if harmless(text[from:i]) {
+		return
 	}
 	skip := func(set string, most int) (n int) {
 		for n < most && i < len(text) && strings.IndexByte(set, text[i]) >= 0 {
@@ -262,6 +273,22 @@ func (s *scan) assigned(at int) {
 	s.hit(kindSecret, "generic-api-key", 0.7, a, i)
 }
 
+// harmlessNames are of values that only sound secret.
+var harmlessNames = [][]byte{[]byte("accessor"), []byte("accessib"), []byte("access_id"), []byte("accessid"), []byte("apiid"), []byte("api_id"), []byte("api_version"), []byte("apiversion"), []byte("api_name"), []byte("rapid"), []byte("capital"), []byte("author"), []byte("authsource"),
+	[]byte("credentialsid"), []byte("credentialid"), []byte("credentials_id"), []byte("credentials.url"), []byte("publickey"), []byte("public_key"), []byte("pubkey"), []byte("publictoken"), []byte("public_token"), []byte("primarykey"), []byte("foreignkey"), []byte("keyhash"), []byte("keyfile"), []byte("keyid"), []byte("key_id"),
+	[]byte("key_length"), []byte("keypair"), []byte("keyframe"), []byte("keypress"), []byte("key_down"), []byte("key_up"), []byte("keyboard"), []byte("keyword"), []byte("keying"), []byte("keymesh"), []byte("keyvault"), []byte("key_vault"), []byte("schemakey"), []byte("secretsid"), []byte("secret_length"), []byte("secret_name"), []byte("secretname"),
+	[]byte("monkey"), []byte("turkey"), []byte("keystone"), []byte("csrf"), []byte("bus-message"), []byte("jsonweb"), []byte("tokenring"), []byte("token_count"), []byte("tokenizer"), []byte("x509"), []byte("keycode"), []byte("key_name"), []byte("keyname"), []byte("messageapi"), []byte("mantleapi"), []byte("_api_"), []byte("message-api")}
+
+func harmless(name []byte) bool {
+	l := bytes.ToLower(name)
+	for _, h := range harmlessNames {
+		if bytes.Contains(l, h) {
+			return true
+		}
+	}
+	return false
+}
+
 // readsLike reports whether a value is made of words, as identifiers and paths are.
 func readsLike(w []byte) bool {
 	vowels, letters, run, longest := 0, 0, 0, 0
@@ -284,7 +311,7 @@ func readsLike(w []byte) bool {
 // passwords finds what a word such as "password" announces.
 func (s *scan) passwords() {
 	for i := range s.toks {
-		if s.toks[i].ctx != ctxSecret {
+		if s.toks[i].ctx != ctxSecret || i > 1 && s.toks[i-2].hash == hashCSRF {
 			continue
 		}
 		j := i + 1
@@ -338,6 +365,8 @@ func (s *scan) passwords() {
 		}
 	}
 }
+
+var hashCSRF = hashWord("csrf")
 
 var hashIs, hashIst, hashWas = hashWord("is"), hashWord("ist"), hashWord("was")
 

@@ -239,7 +239,9 @@ func (s *scan) lists() {
 		if s.tags[i] != tagNone || t.kind != tokWord || t.shape != shapeTitle || t.len() < 3 || t.lex&(lexVery|lexPlace|lexOrg) != 0 {
 			continue
 		}
-		joins := func(k int) bool { return k >= 0 && k < len(s.toks) && (s.toks[k].sign == ',' || s.toks[k].hash == hashAnd) }
+		joins := func(k int) bool {
+			return k >= 0 && k < len(s.toks) && (s.toks[k].sign == ',' || s.toks[k].hash == hashAnd)
+		}
 		if joins(i+1) && (name(i+2) || joins(i+2) && name(i+3)) && (i == 0 || !name(i-1)) && s.toks[i+2].gap <= gapSpace || joins(i-1) && name(i-2) && (i+1 >= len(s.toks) || s.toks[i+1].kind == tokSign || joins(i+1)) {
 			s.tags[i], s.margins[i] = tagPerson, 1
 		}
