@@ -197,7 +197,7 @@ func (b *backend) roundTrip(t *testing.T) {
 }
 
 func TestStreamRoundTrip(t *testing.T) {
-	for seed := range uint64(5000) {
+	for seed := range uint64(2000) {
 		if newBackend(seed).roundTrip(t); t.Failed() {
 			t.Fatalf("seed %d", seed)
 		}
@@ -318,7 +318,7 @@ func requestRoundTrip(t *testing.T, in string) {
 }
 
 func TestRequestRoundTrip(t *testing.T) {
-	for seed := range uint64(3000) {
+	for seed := range uint64(1000) {
 		if requestRoundTrip(t, conversation(seed)); t.Failed() {
 			t.Fatalf("seed %d", seed)
 		}

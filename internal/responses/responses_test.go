@@ -245,7 +245,7 @@ func verify(t *testing.T, b *blockstest.Stream) {
 }
 
 func TestStreamGrammar(t *testing.T) {
-	for seed := range uint64(5000) {
+	for seed := range uint64(2000) {
 		if verify(t, blockstest.New(seed)); t.Failed() {
 			t.Fatalf("seed %d", seed)
 		}
