@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the tests use besides Go: a C compiler (race detector), libzmq
 # and Node.js (independent peers), etcd (for the Kubernetes API, which kube.sh
-# builds), Redis, PostgreSQL and the real tokenizers. Idempotent.
+# builds), Redis, PostgreSQL, Prometheus and the real tokenizers. Idempotent.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 missing=()
@@ -11,6 +11,7 @@ command -v make >/dev/null || missing+=(make)
 command -v npm >/dev/null || missing+=(nodejs npm)
 command -v redis-server >/dev/null || missing+=(redis-server)
 command -v postgres >/dev/null || ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || missing+=(postgresql)
+command -v promtool >/dev/null || missing+=(prometheus)
 if [ ${#missing[@]} -gt 0 ]; then
   if [ "$(id -u)" != 0 ]; then
     echo "please install: ${missing[*]}" >&2

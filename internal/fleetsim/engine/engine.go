@@ -77,7 +77,8 @@ type Request struct {
 	Cached     int     // prompt tokens found in the cache at first admission
 	Generated  int
 	Preempted  int
-	Reason     string // "" while in flight
+	Busy       float64 // engine time that it caused: its parts of the iterations that it was in
+	Reason     string  // "" while in flight
 
 	seq *sequence
 }
@@ -160,7 +161,8 @@ type Stats struct {
 	GeneratedTokens           uint64
 	Preemptions               uint64
 	Steps, Stored, Removed    uint64
-	Stopped, Lengthed         uint64 // finished requests by reason
+	Busy                      float64 // seconds of all iterations
+	Stopped, Lengthed         uint64  // finished requests by reason
 	Aborted                   uint64
 }
 
@@ -245,7 +247,7 @@ func (e *Engine) Submit(now float64, r *Request) error {
 	r.MaxTokens = max(1, min(r.MaxTokens, e.p.MaxLen()-len(r.Tokens)))
 	r.Arrived, r.Reason = now, ""
 	r.Scheduled, r.FirstToken, r.Finished = 0, 0, 0
-	r.Cached, r.Generated, r.Preempted = 0, 0, 0
+	r.Cached, r.Generated, r.Preempted, r.Busy = 0, 0, 0, 0
 	s := &sequence{r: r, last: e.hasher.Root()}
 	s.keys, s.hashed = e.extraKeys(r.LoRA, r.Salt)
 	// Room for a typical output, so that growing seldom copies the prompt again.

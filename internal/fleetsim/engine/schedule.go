@@ -103,9 +103,36 @@ func (e *Engine) time(st *Step) float64 {
 		}
 	}
 	st.PrefillTokens, st.DecodeRequests = prefill, decode
-	t := max(e.p.W, float64(prefill+decode)*e.p.A) + attention*e.p.Q + e.p.Ovh +
-		float64(decode)*e.p.S + float64(context)*e.p.K
-	return t / e.cfg.Speed
+	dense := max(e.p.W, float64(prefill+decode)*e.p.A)
+	t := dense + attention*e.p.Q + e.p.Ovh + float64(decode)*e.p.S + float64(context)*e.p.K
+	t /= e.cfg.Speed
+	e.blame(dense, prefill+decode)
+	e.stats.Busy += t
+	return t
+}
+
+// blame divides the iteration among its sequences: what serves all tokens alike
+// by tokens, the fixed cost evenly, and what one caused goes to it alone.
+func (e *Engine) blame(dense float64, tokens int) {
+	members := 0
+	for _, s := range e.running {
+		if s.step > 0 {
+			members++
+		}
+	}
+	if members == 0 {
+		return
+	}
+	perToken, each := dense/float64(max(tokens, 1)), e.p.Ovh/float64(members)
+	for _, s := range e.running {
+		switch n := float64(s.step); {
+		case s.step == 0:
+		case s.step == 1 && s.r.Generated > 0:
+			s.r.Busy += (perToken + each + e.p.S + float64(s.computed+1)*e.p.K) / e.cfg.Speed
+		default:
+			s.r.Busy += (n*perToken + each + n*(float64(s.computed)+n/2)*e.p.Q) / e.cfg.Speed
+		}
+	}
 }
 
 func (e *Engine) blocksFor(tokens int) int {
