@@ -88,7 +88,7 @@ func TestFiveRequestsThroughALimit(t *testing.T) {
 	var wg sync.WaitGroup
 	for _, n := range []int{58, 80, 175, 175, 175} {
 		wg.Go(func() {
-			switch a := e.complete(nil, 8, n-8, ""); {
+			switch a := e.complete(t.Context(), 8, n-8, ""); {
 			case a.status == http.StatusOK:
 				granted.Add(int64(a.usage.Prompt + a.usage.Output))
 			case a.status != http.StatusTooManyRequests || *a.errorBody().Code != "rate_limit_exceeded" || a.errorBody().Type != "tokens":
@@ -125,10 +125,10 @@ func TestEveryRouteCounts(t *testing.T) {
 		func() answer {
 			return e.chat(req{text: "stream with usage", max: 20, stream: true, extra: `,"stream_options":{"include_usage":true}`})
 		},
-		func() answer { return e.complete(nil, 30, 17, "") },
-		func() answer { return e.complete(nil, 30, 11, `,"echo":true`) },
-		func() answer { return e.complete(nil, 30, 5, `,"n":3`) },
-		func() answer { return e.complete(nil, 100, 9, `,"user":"somebody else","metadata":{"tenant":"other"}`) },
+		func() answer { return e.complete(t.Context(), 30, 17, "") },
+		func() answer { return e.complete(t.Context(), 30, 11, `,"echo":true`) },
+		func() answer { return e.complete(t.Context(), 30, 5, `,"n":3`) },
+		func() answer { return e.complete(t.Context(), 100, 9, `,"user":"somebody else","metadata":{"tenant":"other"}`) },
 	} {
 		a := send()
 		if a.status != http.StatusOK || a.usage.Prompt == 0 || a.usage.Output == 0 {
@@ -144,8 +144,8 @@ func TestEveryRouteCounts(t *testing.T) {
 		if strings.Contains(path, "chat") {
 			body = req{text: "hidden usage", max: 13, extra: `,"ignore_eos":true`}.body()
 		}
-		whole := e.post(nil, path, body)
-		quiet := e.post(nil, path, strings.Replace(strings.Replace(body, `,"stream":false`, "", 1), "{", `{"stream":true,`, 1))
+		whole := e.post(t.Context(), path, body)
+		quiet := e.post(t.Context(), path, strings.Replace(strings.Replace(body, `,"stream":false`, "", 1), "{", `{"stream":true,`, 1))
 		if whole.status != 200 || quiet.status != 200 || quiet.usage.Prompt != 0 {
 			t.Fatalf("%s: %d %d %.300s", path, whole.status, quiet.status, quiet.body)
 		}
@@ -158,7 +158,7 @@ func TestEveryRouteCounts(t *testing.T) {
 		{"/v1/responses", `"max_output_tokens":16,"input":"a message"`, "X-Ratelimit-Limit-Tokens"},
 	} {
 		for _, stream := range []bool{false, true} {
-			a := e.post(nil, api.path, fmt.Sprintf(`{"model":%q,"stream":%v,%s}`, modelName, stream, api.body))
+			a := e.post(t.Context(), api.path, fmt.Sprintf(`{"model":%q,"stream":%v,%s}`, modelName, stream, api.body))
 			var in, out int64
 			for _, part := range strings.Split(a.body, `{"`) { // the last of the cumulative counts
 				if i := strings.Index(part, `input_tokens":`); i >= 0 {
@@ -174,7 +174,7 @@ func TestEveryRouteCounts(t *testing.T) {
 			sum, output = sum+in+out, output+out
 		}
 	}
-	if a := e.post(nil, "/v1/messages/count_tokens", fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":"a message"}]}`, modelName)); a.status != http.StatusOK {
+	if a := e.post(t.Context(), "/v1/messages/count_tokens", fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":"a message"}]}`, modelName)); a.status != http.StatusOK {
 		t.Errorf("count_tokens: %d %s", a.status, a.body)
 	}
 	e.eventually("the budgets have what was used", func() bool {
@@ -218,7 +218,7 @@ func TestClientsThatVanishLeaveNothing(t *testing.T) {
 				<-began
 			}
 			e.eventually("both permits are taken", func() bool {
-				a := e.complete(nil, 1, 1, "")
+				a := e.complete(t.Context(), 1, 1, "")
 				return a.status == http.StatusTooManyRequests && strings.Contains(a.body, "limit streams")
 			})
 			e.eventually("both are in the engine", func() bool { return e.workers[0].InFlight() == 2 })
@@ -286,10 +286,10 @@ func (e *env) try(ctx context.Context, body string, stream bool, began chan<- st
 func TestOrganisationsLimitHolds(t *testing.T) {
 	e := start(t, settings{workers: 1})
 	e.tenants("limits: [ { name: acme-secret, tokens: { total: 150 }, calendar: { period: Day } } ]", "  limits: [ { name: tpm, tokens: { total: 3000 }, window: 1m } ]\n")
-	if a := e.complete(nil, 50, 50, ""); a.status != http.StatusOK {
+	if a := e.complete(t.Context(), 50, 50, ""); a.status != http.StatusOK {
 		t.Fatalf("%d %s", a.status, a.body)
 	}
-	a := e.complete(nil, 50, 50, "")
+	a := e.complete(t.Context(), 50, 50, "")
 	if a.status != http.StatusTooManyRequests || *a.errorBody().Code != "insufficient_quota" || a.header.Get("X-Should-Retry") != "false" || a.header.Get("Retry-After") == "" {
 		t.Errorf("%d %s %v", a.status, a.body, a.header)
 	}
@@ -297,7 +297,7 @@ func TestOrganisationsLimitHolds(t *testing.T) {
 		t.Errorf("tells of another level: %s %v", a.body, a.header)
 	}
 	// What is smaller still fits: nothing was charged for the refused one.
-	if a := e.complete(nil, 20, 20, ""); a.status != http.StatusOK {
+	if a := e.complete(t.Context(), 20, 20, ""); a.status != http.StatusOK {
 		t.Errorf("%d %s", a.status, a.body)
 	}
 }
@@ -323,11 +323,11 @@ spec:
 		t.Errorf("%d %s", a.status, a.body)
 	}
 	for range 3 {
-		if a := e.complete(nil, 5, 5, ""); a.status != http.StatusOK {
+		if a := e.complete(t.Context(), 5, 5, ""); a.status != http.StatusOK {
 			t.Errorf("%d %s", a.status, a.body)
 		}
 	}
-	if a := e.complete(nil, 501, 5, ""); a.status != http.StatusTooManyRequests || *a.errorBody().Code != "insufficient_quota" || a.header.Get("X-Should-Retry") != "false" {
+	if a := e.complete(t.Context(), 501, 5, ""); a.status != http.StatusTooManyRequests || *a.errorBody().Code != "insufficient_quota" || a.header.Get("X-Should-Retry") != "false" {
 		t.Errorf("%d %s %v", a.status, a.body, a.header)
 	}
 }
@@ -361,7 +361,7 @@ func TestTenantsMaxTokens(t *testing.T) {
 		more   string
 		output int
 	}{{`"max_tokens":999999999`, 20}, {`"max_tokens":null`, 10}} {
-		a := e.post(nil, "/v1/completions", fmt.Sprintf(`{"model":%q,"prompt":[1,2],"ignore_eos":true,%s}`, modelName, c.more))
+		a := e.post(t.Context(), "/v1/completions", fmt.Sprintf(`{"model":%q,"prompt":[1,2],"ignore_eos":true,%s}`, modelName, c.more))
 		if a.status != http.StatusOK || a.usage.Output != c.output {
 			t.Errorf("%s: %d %d %s", c.more, a.status, a.usage.Output, a.body)
 		}
