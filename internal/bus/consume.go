@@ -43,6 +43,9 @@ type KVHandler struct {
 	// CaughtUp is called once per Start, when all messages that the stream held
 	// at that time have been delivered.
 	CaughtUp func()
+	// Reading is called whenever consumption begins or goes on, with how many messages
+	// wait for it.
+	Reading func(pending uint64)
 	// Trouble is told why consumption was interrupted; it goes on by itself.
 	Trouble func(error)
 }
@@ -129,6 +132,9 @@ func (r *reader) read(ctx context.Context) error {
 		return fmt.Errorf("make consumer: %w", err)
 	}
 	name := consumer.CachedInfo().Name
+	if r.h.Reading != nil {
+		r.h.Reading(consumer.CachedInfo().NumPending)
+	}
 	defer func() {
 		dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()

@@ -21,7 +21,7 @@ func TestOf(t *testing.T) {
 			}
 		}
 	}
-	for set, want := range map[string]int{"demo/sim": 0, "ns/small": 0, "ns/large": 0, "team-a/chat": 0} {
+	for set, want := range map[string]int{"demo/sim": 2, "ns/small": 2, "ns/large": 2, "team-a/chat": 1} {
 		if got := shard.Of(set, 5); got != want {
 			t.Errorf("%s is in shard %d of 5, was %d", set, got, want)
 		}

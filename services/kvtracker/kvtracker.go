@@ -59,8 +59,12 @@ type Config struct {
 	// SnapshotInterval is the time between two snapshots of the index (tracker). A negative
 	// one: none are made or read.
 	SnapshotInterval time.Duration
-	// Snapshot names the snapshot: trackers of one shard share it.
+	// Snapshot names the snapshot; each of several shards adds its own number.
 	Snapshot string
+	// Shards is over how many trackers the worker sets are spread, and Shard the number of
+	// this one (tracker). What is left when Shard is divided by Shards is what it holds, so
+	// that Pods of a StatefulSet are shards and replicas by their ordinals.
+	Shards, Shard int
 }
 
 // Service is the kvtracker service.
@@ -77,6 +81,7 @@ const (
 	defaultMaxBytes       = 1 << 30
 	defaultSnapshot       = "index"
 	defaultSnapshots      = time.Minute
+	maxShards             = 1024
 )
 
 // Flags declares the settings.
@@ -91,7 +96,9 @@ func (s *Service) Flags(fs *flag.FlagSet) {
 	fs.Int64Var(&s.StreamMaxBytes, "stream-max-bytes", defaultMaxBytes, "size of the stream in bytes beyond which the oldest events leave it")
 	fs.IntVar(&s.StreamReplicas, "stream-replicas", 1, "copies of the stream in a NATS cluster")
 	fs.DurationVar(&s.SnapshotInterval, "snapshot-interval", defaultSnapshots, "time between two snapshots of the index in NATS's object store; negative: none (tracker)")
-	fs.StringVar(&s.Snapshot, "snapshot", defaultSnapshot, "name of the snapshot, which trackers that hold the same index share (tracker)")
+	fs.StringVar(&s.Snapshot, "snapshot", defaultSnapshot, "name of the snapshot, which trackers that hold the same index share; shards add their number (tracker)")
+	fs.IntVar(&s.Shards, "shards", 1, "number of shards over which the worker sets are spread (tracker)")
+	fs.IntVar(&s.Shard, "shard", 0, "number of this tracker, from 0; from shards on they are replicas, such as the ordinals of Pods (tracker)")
 }
 
 // Validate lists all faults of the configuration.
@@ -109,7 +116,15 @@ func (c *Config) Validate() error {
 	if c.StreamReplicas < 0 || c.StreamReplicas > 5 {
 		faults = append(faults, errors.New("stream-replicas is not from 1 to 5"))
 	}
+	if c.Shards < 0 || c.Shards > maxShards || c.Shard < 0 {
+		faults = append(faults, fmt.Errorf("shards, shard: want 1 to %d, and a number from 0", maxShards))
+	}
 	return errors.Join(faults...)
+}
+
+func (c *Config) shard() tracker.Shard {
+	n := max(c.Shards, 1)
+	return tracker.Shard{Index: c.Shard % n, Count: n}
 }
 
 func (c *Config) stream() bus.StreamSettings {
@@ -117,7 +132,12 @@ func (c *Config) stream() bus.StreamSettings {
 }
 
 func (c *Config) snapshots() tracker.Snapshots {
-	return tracker.Snapshots{Name: or(c.Snapshot, defaultSnapshot), Interval: or(c.SnapshotInterval, defaultSnapshots)}
+	out := tracker.Snapshots{Name: or(c.Snapshot, defaultSnapshot), Interval: or(c.SnapshotInterval, defaultSnapshots)}
+	if s := c.shard(); s.Count > 1 {
+		out.Whole = out.Name
+		out.Name = fmt.Sprintf("%s-%d-of-%d", out.Whole, s.Index, s.Count)
+	}
+	return out
 }
 
 // or returns v, or d if v is zero.
@@ -159,7 +179,7 @@ func (s *Service) track(ctx context.Context, conn *bus.Conn) error {
 	if err != nil {
 		return err
 	}
-	t, err := tracker.New(ctx)
+	t, err := tracker.New(ctx, s.shard())
 	if err != nil {
 		return errors.Join(err, l.Close())
 	}

@@ -13,9 +13,13 @@ import (
 // apply takes one message of the stream.
 func (t *Tracker) apply(ctx context.Context, d bus.Delivery) {
 	t.mu.Lock()
-	t.pending = d.Pending
+	t.follows.pending, t.follows.stored = d.Pending, d.Stored
 	t.mu.Unlock()
 	id, err := bus.ParseKVSubject(d.Subject)
+	if err == nil && !t.shard.holds(id.SetName()) {
+		t.metrics.foreign.Add(ctx, 1)
+		return
+	}
 	if err == nil {
 		err = t.message.Decode(d.Header, d.Data)
 	}

@@ -12,7 +12,7 @@ import (
 // BenchmarkMessage applies one message of ten engine batches, each of which
 // stores a chain of 16 blocks of 16 tokens and removes it: 320 block events.
 func BenchmarkMessage(b *testing.B) {
-	t, err := New(b.Context())
+	t, err := New(b.Context(), Shard{})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func BenchmarkMessage(b *testing.B) {
 // BenchmarkMatchRPC is the call without the network: a prompt of 1,000 blocks
 // that three workers hold.
 func BenchmarkMatchRPC(b *testing.B) {
-	t, err := New(b.Context())
+	t, err := New(b.Context(), Shard{})
 	if err != nil {
 		b.Fatal(err)
 	}

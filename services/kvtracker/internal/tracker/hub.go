@@ -13,7 +13,7 @@ type hub struct {
 // watcher is one WatchWorkers call.
 type watcher struct {
 	hub   *hub
-	wake  chan struct{} // holds one token while dirty is not empty
+	wake  chan struct{} // holds one token while there is something to send
 	now   chan struct{} // holds one token after a change that cannot wait
 	dirty map[string]struct{}
 }
@@ -48,6 +48,16 @@ func (h *hub) notify(id string, urgent bool) {
 		if urgent {
 			signal(w.now)
 		}
+	}
+}
+
+// wake lets all watchers send a message at once, whether workers have changed or not.
+func (h *hub) wake() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for w := range h.watchers {
+		signal(w.wake)
+		signal(w.now)
 	}
 }
 

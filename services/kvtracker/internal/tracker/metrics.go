@@ -8,11 +8,13 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kinference/kinference/internal/kvindex"
+	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
 )
 
 // metrics of the tracker. All labels are of fixed sets.
 type metrics struct {
 	messages metric.Int64Counter
+	foreign  metric.Int64Counter
 	applied  metric.Int64Counter
 	skips    metric.Int64Counter
 	clears   metric.Int64Counter
@@ -29,7 +31,7 @@ type metrics struct {
 
 func newMetrics(m metric.Meter, t *Tracker) (*metrics, error) {
 	x := &metrics{}
-	var errs [19]error
+	var errs [20]error
 	x.messages, errs[0] = m.Int64Counter("kinference.kvtracker.messages",
 		metric.WithDescription("Messages about workers, by kind and what became of them"), metric.WithUnit("{message}"))
 	x.applied, errs[1] = m.Int64Counter("kinference.kvtracker.events",
@@ -76,6 +78,11 @@ func newMetrics(m metric.Meter, t *Tracker) (*metrics, error) {
 	holed, err := m.Int64ObservableGauge("kinference.kvtracker.index.holed",
 		metric.WithDescription("Workers that hold a block and not the one before it: they are matched block by block"), metric.WithUnit("{worker}"))
 	errs[17] = err
+	x.foreign, errs[18] = m.Int64Counter("kinference.kvtracker.messages.foreign",
+		metric.WithDescription("Messages left out because another shard follows their worker set"), metric.WithUnit("{message}"))
+	late, err := m.Int64ObservableGauge("kinference.kvtracker.late",
+		metric.WithDescription("1 while the tracker does not hear the stream, is late, or has not caught up"), metric.WithUnit("1"))
+	errs[19] = err
 	for _, r := range kvindex.Reasons() {
 		x.reasons = append(x.reasons, reason(r.String()))
 	}
@@ -92,13 +99,14 @@ func newMetrics(m metric.Meter, t *Tracker) (*metrics, error) {
 			o.ObserveInt64(workers, int64(n), metric.WithAttributes(attribute.String("state", state)))
 		}
 		o.ObserveInt64(pending, int64(c.pending))
+		o.ObserveInt64(late, int64(c.late))
 		i := t.index.Load().Info()
 		o.ObserveInt64(size, int64(i.Bytes))
 		o.ObserveInt64(distinct, int64(i.Blocks))
 		o.ObserveInt64(states, int64(i.States))
 		o.ObserveInt64(holed, int64(i.Holed))
 		return nil
-	}, blocks, excess, workers, pending, size, distinct, states, holed)
+	}, blocks, excess, workers, pending, late, size, distinct, states, holed)
 	return x, err
 }
 
@@ -152,6 +160,7 @@ type counts struct {
 	excess                              int
 	known, ready, suspended, incomplete int
 	pending                             uint64
+	late                                int
 }
 
 func (t *Tracker) count() counts {
@@ -183,6 +192,9 @@ func (t *Tracker) count() counts {
 	}
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	c.pending = t.pending
+	c.pending = t.follows.pending
+	if t.follows.state != kvtrackerv1.TrackerState_TRACKER_STATE_FOLLOWS {
+		c.late = 1
+	}
 	return c
 }

@@ -60,6 +60,10 @@ func (t *Tracker) Match(ctx context.Context, req *kvtrackerv1.MatchRequest) (*kv
 		if q.GetBlockSize() > kvindex.MaxBlockSize || total > maxHashes {
 			return nil, rpc.Error(connect.CodeInvalidArgument, "block size or number of blocks is out of range", 0)
 		}
+		if set := q.GetWorkerSet(); set != "" && !t.shard.holds(set) {
+			// Nothing found would look like a cold fleet.
+			return nil, rpc.Error(connect.CodeFailedPrecondition, "another shard holds this worker set", 0)
+		}
 	}
 	b := bufferPool.Get().(*buffers)
 	defer bufferPool.Put(b)
@@ -179,7 +183,7 @@ func (t *Tracker) WatchWorkers(ctx context.Context, _ *kvtrackerv1.WatchWorkersR
 func (t *Tracker) send(stream *connect.ServerStream[kvtrackerv1.WatchWorkersResponse], ids []string, listing bool) error {
 	for first := true; first || len(ids) > 0; first = false {
 		n := min(len(ids), maxStates)
-		m := &kvtrackerv1.WatchWorkersResponse{Synced: listing && n == len(ids)}
+		m := &kvtrackerv1.WatchWorkersResponse{Synced: listing && n == len(ids), Shard: t.shard.proto(), State: t.tracking()}
 		for _, id := range ids[:n] {
 			if s := t.state(id); s != nil {
 				m.Workers = append(m.Workers, s)

@@ -21,6 +21,9 @@ import (
 type Snapshots struct {
 	// Name of the snapshot in the store.
 	Name string
+	// Whole names a snapshot of all shards, from which a shard starts that has none of its
+	// own. Optional.
+	Whole string
 	// Interval between two; 0: none are made or read.
 	Interval time.Duration
 }
@@ -81,7 +84,12 @@ func (t *Tracker) restore(data []byte) (bus.Position, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.index.Store(index)
+	defer index.Sweep() // what is of other shards
 	for _, s := range h.Workers {
+		if !t.shard.holds(s.Set) {
+			index.Remove(s.ID)
+			continue
+		}
 		t.workers[s.ID] = &worker{
 			id: s.ID, set: s.Set, seen: t.now(), window: newWindow(), epoch: s.Epoch, past: s.Past, next: s.Next,
 			started: s.Started, complete: s.Complete, suspended: s.Suspended, skipped: s.Skipped,
@@ -99,6 +107,9 @@ func (t *Tracker) load(ctx context.Context, conn *bus.Conn, s Snapshots) bus.Pos
 	}
 	began := time.Now()
 	data, stored, err := conn.Snapshot(ctx, s.Name)
+	if errors.Is(err, bus.ErrNoSnapshot) && s.Whole != "" {
+		data, stored, err = conn.Snapshot(ctx, s.Whole)
+	}
 	if errors.Is(err, bus.ErrNoSnapshot) || ctx.Err() != nil {
 		return bus.Position{}
 	}

@@ -53,6 +53,7 @@ const (
 type Tracker struct {
 	index   atomic.Pointer[kvindex.Table]
 	now     func() time.Time
+	shard   Shard
 	metrics *metrics
 	hub     hub
 
@@ -64,7 +65,7 @@ type Tracker struct {
 	// reported is when the newest report of any worker came.
 	reported time.Time
 	caughtUp bool
-	pending  uint64 // messages in the stream behind the last one applied
+	follows  follows
 
 	// Of the goroutine that applies events.
 	decoder vllm.Decoder
@@ -115,9 +116,10 @@ func protoOf(l window.Load) *kvtrackerv1.Load {
 	return &kvtrackerv1.Load{Running: l.Running, Waiting: l.Waiting, KvUsage: l.KVUsage}
 }
 
-// New returns a tracker. The context gives log and metrics.
-func New(ctx context.Context) (*Tracker, error) {
+// New returns a tracker of a shard. The context gives log and metrics.
+func New(ctx context.Context, shard Shard) (*Tracker, error) {
 	t := &Tracker{
+		shard:   shard,
 		now:     time.Now,
 		workers: map[string]*worker{},
 		left:    map[string]int64{},
@@ -149,7 +151,11 @@ func (t *Tracker) Run(ctx context.Context, conn *bus.Conn, stream bus.StreamSett
 				t.apply(ctx, d)
 				t.save(ctx, conn, snapshots, d.Position)
 			},
-			Trouble: func(err error) { log.Warn("reading KV events was interrupted", "err", err) },
+			Reading: t.reading,
+			Trouble: func(err error) {
+				t.interrupted()
+				log.Warn("reading KV events was interrupted", "err", err)
+			},
 		})
 	})
 	g.Go(func() error {
@@ -166,24 +172,12 @@ func (t *Tracker) Run(ctx context.Context, conn *bus.Conn, stream bus.StreamSett
 			case <-ctx.Done():
 				return nil
 			case <-tick.C:
+				t.follow(conn.Connected())
 				t.sweep()
 			}
 		}
 	})
 	return g.Wait()
-}
-
-func (t *Tracker) setCaughtUp() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.caughtUp = true
-}
-
-// CaughtUp tells whether the index covers all that the stream held at the start.
-func (t *Tracker) CaughtUp() bool {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	return t.caughtUp
 }
 
 // worker returns the worker with this id, and makes it if it is new; nil if
@@ -216,6 +210,9 @@ func (t *Tracker) remove(w *worker) {
 
 // report takes a worker's report; the newest wins.
 func (t *Tracker) report(r *kvtrackerv1.WorkerReport) {
+	if !t.shard.holds(r.GetWorkerSet()) {
+		return
+	}
 	if r.GetGone() {
 		if w := t.leave(r); w != nil {
 			t.remove(w)

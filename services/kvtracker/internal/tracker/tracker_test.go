@@ -38,7 +38,7 @@ type fixture struct {
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	tr, err := New(t.Context())
+	tr, err := New(t.Context(), Shard{})
 	if err != nil {
 		t.Fatal(err)
 	}
