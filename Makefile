@@ -5,7 +5,7 @@ MODULES := proto api internal services/accounting services/classifier services/i
 SERVICES := ingress router kvtracker limiter classifier accounting
 TOOLS := bin/.tools
 
-.PHONY: help build demo dev test test-go interop interop-vllm bench bench-quick bench-vllm fuzz generate lint check tidy clean
+.PHONY: help build demo dev test test-go interop interop-vllm bench bench-quick bench-vllm eval-classifier fuzz generate lint check tidy clean
 
 help: ## List the targets.
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ bench-quick: build ## Write out/bench.json in at most a minute.
 
 bench-vllm: ## Measure on real vLLM engines with GuideLLM; rewrites docs/benchmarks/vllm.md.
 	scripts/bench-vllm.sh
+
+eval-classifier: ## Measure the classifier on labelled files (FILES; PRESIDIO=1 beside Presidio).
+	scripts/eval-classifier.sh $(FILES)
 
 fuzz: ## Run every fuzz target for FUZZTIME (default 60s).
 	scripts/fuzz.sh $(or $(FUZZTIME),60s)
