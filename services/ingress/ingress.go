@@ -1,6 +1,6 @@
-// Package ingress answers clients in the OpenAI dialect: it parses a request
-// once, turns it into tokens and block hashes, asks the router for workers and
-// proxies the answer as it comes.
+// Package ingress answers clients in the dialects of OpenAI and Anthropic: it
+// parses a request once, turns it into tokens and block hashes, asks the router
+// for workers and proxies the answer as it comes.
 //
 // The all in one binary, its own main and tests run the same Service. It keeps
 // no state but a copy of the catalog and caches, so any number of them may run
