@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/kinference/kinference/internal/bus"
+	"github.com/kinference/kinference/internal/daemon"
 	"github.com/kinference/kinference/internal/testenv"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	usagev1 "github.com/kinference/kinference/proto/gen/kinference/usage/v1"
@@ -431,5 +433,31 @@ func TestUsageOfEveryRoute(t *testing.T) {
 				t.Errorf("got %q, %v", got, u)
 			}
 		})
+	}
+}
+
+// Latencies of a tenant lead to the trace of a request that had one.
+func TestTenantLatenciesHaveExemplars(t *testing.T) {
+	e := startIn(t, daemon.Settings{Spans: new(keeper)}, nil).ready()
+	e.router.routes(newWorker(t, "w", answers(textChunk("a"), usageChunk, doneEvent)))
+	resp, _ := e.post(chatPath, chatRequest(true, ""))
+	e.router.done(resp.Header.Get("X-Request-Id"))
+	deadline, tick := time.After(patience), time.NewTicker(5*time.Millisecond)
+	defer tick.Stop()
+	for {
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest(http.MethodGet, "/metrics", nil)
+		r.Header.Set("Accept", "application/openmetrics-text; version=1.0.0")
+		e.shell.Admin().ServeHTTP(w, r)
+		for line := range strings.Lines(w.Body.String()) {
+			if strings.HasPrefix(line, "kinference_tenant_ttft_seconds_bucket") && strings.Contains(line, "trace_id=") {
+				return
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("no exemplar: %.3000s", w.Body.String()[max(0, strings.Index(w.Body.String(), "kinference_tenant_ttft")):])
+		}
 	}
 }
