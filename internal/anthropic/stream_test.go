@@ -278,3 +278,16 @@ func FuzzStream(f *testing.F) {
 		check(t, s.End(out))
 	})
 }
+
+// BenchmarkStream translates one token's chunk, with the usage that vLLM puts on
+// each: what the dialect costs per token.
+func BenchmarkStream(b *testing.B) {
+	chunk := []byte(`{"id":"chatcmpl-9f1c","object":"chat.completion.chunk","created":1795999346,"model":"qwen","choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null,"token_ids":null}],"usage":{"prompt_tokens":24000,"total_tokens":24001,"completion_tokens":1}}`)
+	s := anthropic.NewStream(answer)
+	var out []byte
+	b.SetBytes(int64(len(chunk)))
+	b.ReportAllocs()
+	for b.Loop() {
+		out = s.Chunk(out[:0], chunk)
+	}
+}

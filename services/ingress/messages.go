@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kinference/kinference/internal/anthropic"
+	"github.com/kinference/kinference/internal/daemon"
 	"github.com/kinference/kinference/internal/openai"
 	"github.com/kinference/kinference/internal/responses"
 	"github.com/kinference/kinference/services/ingress/internal/catalog"
@@ -22,6 +23,7 @@ func (x *exchange) parse(body []byte) *openai.Error {
 		if e := x.responses.Parse(body, responses.Settings{Depth: x.MaxDepth}); e != nil {
 			return e
 		}
+		x.dropped(x.responses.Dropped)
 		return x.req.Parse(openai.RouteChat, x.responses.AppendChat(make([]byte, 0, len(body)+256)), x.MaxDepth+8)
 	}
 	if x.messages == nil {
@@ -30,8 +32,17 @@ func (x *exchange) parse(body []byte) *openai.Error {
 	if e := x.messages.Parse(body, anthropic.Settings{Depth: x.MaxDepth, Count: x.path == pathCount}); e != nil {
 		return e
 	}
+	x.dropped(x.messages.Dropped)
 	chat := x.messages.AppendChat(make([]byte, 0, len(body)+len(body)/8+256), anthropic.Worker)
 	return x.req.Parse(openai.RouteChat, chat, x.MaxDepth+8) // a schema lies deeper there
+}
+
+// dropped says which members of a body have no effect here. Names are short and
+// few; values are not told.
+func (x *exchange) dropped(names []string) {
+	if len(names) > 0 {
+		daemon.Logger(x.server.ctx).Debug("members of the request without effect", "request_id", x.id, "members", names)
+	}
 }
 
 // begin gets the client's side ready for the answer.
