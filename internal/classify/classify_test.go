@@ -163,7 +163,7 @@ func encodings() map[string]func(string) string {
 		"gzip": func(s string) string {
 			var b bytes.Buffer
 			z := gzip.NewWriter(&b)
-			z.Write([]byte(s)) //nolint:errcheck // a buffer
+			z.Write([]byte(s))
 			z.Close()
 			return base64.StdEncoding.EncodeToString(b.Bytes())
 		},

@@ -262,7 +262,7 @@ func (s *scan) glued(t *token, w []byte) {
 	}
 	// dni12345678Z, as it comes out of letters with spaces between them.
 	if from > 0 {
-		if _, c := s.m.lexicon.lookup(hashWord(string(w[:from]))); c != 0 {
+		if c := s.m.lexicon.announces(hashWord(string(w[:from]))); c != 0 {
 			t.ctx = c
 		}
 	}
@@ -412,7 +412,7 @@ func (s *scan) ipv6(i int) {
 	if err != nil || !addr.Is6() {
 		return
 	}
-	if bytes.Contains(w, []byte("::")) && bytes.IndexAny(w, "0123456789") < 0 {
+	if bytes.Contains(w, []byte("::")) && !bytes.ContainsAny(w, "0123456789") {
 		return
 	}
 	s.lastIP = int32(b)

@@ -243,10 +243,7 @@ func (s *scan) noteInjection(f *features) {
 	}
 }
 
-// denseNames are the dense features of difficulty and demand.
-var denseNames = []string{"length", "words", "numbers", "math", "code", "questions", "sentences", "reasoning", "constraint", "domain", "creative", "output", "ask", "contextual", "shots", "listing", "word_length", "upper", "other_script",
-	"under_10_words", "under_20_words", "under_40_words", "under_80_words", "under_160_words", "under_320_words", "options", "blank", "docstring"}
-
+// denseCount is the number of dense features of difficulty and demand; dense lists them.
 const denseCount = 28
 
 // dense are the dense features of a text, each about in 0..1.

@@ -105,10 +105,8 @@ func (l *lexicon) slot(h uint32) *entry {
 	}
 }
 
-func (l *lexicon) lookup(h uint32) (lex uint16, ctx uint8) {
-	e := l.slot(h)
-	return e.lex, e.ctx // zero in a free one
-}
+// announces is what a word announces; a free slot says nothing.
+func (l *lexicon) announces(h uint32) uint8 { return l.slot(h).ctx }
 
 func (l *lexicon) put(h uint32) *entry {
 	e := l.slot(h)

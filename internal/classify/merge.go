@@ -344,7 +344,7 @@ func (m *merger) found() bool { return m.alert }
 
 func tagNames() []string {
 	out := []string{"pii-detected"}
-	for k := range kind(piiKinds) {
+	for k := range piiKinds {
 		out = append(out, "pii-"+kindNames[k])
 	}
 	out = append(out, "secret-detected", "injection", "complexity-low", "complexity-medium", "complexity-high", "complexity-unknown", "code")
@@ -453,7 +453,7 @@ func (m *merger) findings(r *Result) {
 	d := decide("pii-detected", found, all.Score, m.causes[detPII], m.causes[detNames], m.causes[detSecrets])
 	d.Reasons, d.ReasonsCut = all.Reasons, all.ReasonsCut || m.cut
 	r.Tags = append(r.Tags, d)
-	for k := range kind(piiKinds) {
+	for k := range piiKinds {
 		t := decide("pii-"+kindNames[k], best[k] >= tagThreshold, best[k], m.causes[detectorOf(k)])
 		m.reasons(&t, k, tagThreshold)
 		r.Tags = append(r.Tags, t)

@@ -95,7 +95,7 @@ type heads struct {
 type headParams struct {
 	// Scale of the hashed weights, and Bias, of each head.
 	Scale, Bias [headCount]float32
-	// Dense weights, by denseNames, of difficulty and demand.
+	// Dense weights of difficulty and demand, in the order of features.dense.
 	Dense [headCount][]float32
 	// Demand is the weight of demand beside difficulty.
 	Demand float32

@@ -190,7 +190,7 @@ var fieldPost = splitWords("fpo|apo|dpo")
 
 var placeWords = splitWords("on|at|in|near|from|to|along|of|off|down|up")
 
-var hashBox, hashPO, hashP, hashPostfach = hashWord("box"), hashWord("po"), hashWord("p"), hashWord("postfach")
+var hashBox, hashPO, hashPostfach = hashWord("box"), hashWord("po"), hashWord("postfach")
 
 // addresses finds what has the form of an address: number and street, post
 // boxes, units, postcodes.

@@ -87,7 +87,7 @@ var digitIDs = []nationalID{
 	}},
 	{name: "be-nn", min: 11, max: 11, strength: strong, groups: []string{"22232"}, valid: func(d []byte) bool {
 		m := num(d[2:4])
-		if m = m % 20; m > 12 || num(d[4:6]) > 31 {
+		if m %= 20; m > 12 || num(d[4:6]) > 31 {
 			return false
 		}
 		n, c := num(d[:9]), num(d[9:])
@@ -161,7 +161,7 @@ var digitIDs = []nationalID{
 		}
 		return validDate(0, month, day) && weighted(d, 3, 7, 6, 1, 8, 9, 4, 5, 2, 1)%11 == 0 && weighted(d, 5, 4, 3, 2, 7, 6, 5, 4, 3, 2, 1)%11 == 0
 	}},
-	{name: "dk-cpr", min: 10, max: 10, strength: weak, groups: []string{"64"}, needsContext: true, valid: func(d []byte) bool { return dmy(d) }},
+	{name: "dk-cpr", min: 10, max: 10, strength: weak, groups: []string{"64"}, needsContext: true, valid: dmy},
 	{name: "ee-lt-id", min: 11, max: 11, strength: medium, valid: func(d []byte) bool {
 		c := weighted(d, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1) % 11
 		if c == 10 {
@@ -196,7 +196,7 @@ var digitIDs = []nationalID{
 	{name: "th-id", min: 13, max: 13, strength: weak, groups: []string{"14521"}, valid: func(d []byte) bool {
 		return d[0] >= '1' && d[0] <= '8' && (11-weighted(d, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2)%11)%10 == int(d[12]-'0')
 	}},
-	{name: "my-nric", min: 12, max: 12, strength: medium, groups: []string{"624"}, needsContext: true, valid: func(d []byte) bool { return ymd(d) }},
+	{name: "my-nric", min: 12, max: 12, strength: medium, groups: []string{"624"}, needsContext: true, valid: ymd},
 	{name: "br-cpf", min: 11, max: 11, strength: medium, groups: []string{"3332"}, valid: func(d []byte) bool {
 		return !same(d) && brCheck(weighted(d, 10, 9, 8, 7, 6, 5, 4, 3, 2)) == d[9] && brCheck(weighted(d, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2)) == d[10]
 	}},

@@ -270,13 +270,10 @@ func (n *normaliser) latinise() bool {
 			b := text[j]
 			if b < utf8.RuneSelf {
 				c := byteClass[b]
-				if c == 1 {
-					latin = true
-				} else if c != 2 && b != '@' && b != '.' && b != '-' && b != '_' {
+				if c != 1 && c != 2 && b != '@' && b != '.' && b != '-' && b != '_' {
 					break
-				} else if b == '@' || c == 2 && other == false && alike > 0 && j > i {
-					latin = true
 				}
+				latin = latin || c == 1 || b == '@' || c == 2 && !other && alike > 0
 				j++
 				continue
 			}

@@ -460,14 +460,12 @@ func (s *scan) fields(text string) {
 	for i := 0; i < len(text); i++ {
 		b := text[i]
 		start := i
-		if b == '"' {
+		switch {
+		case b == '"':
 			for i++; i < len(text) && text[i] != '"'; i++ {
 				if text[i] == '\\' {
 					i++
 				}
-			}
-			if i >= len(text) {
-				break
 			}
 			k := i + 1
 			for k < len(text) && (text[k] == ' ' || text[k] == '\t' || text[k] == '\n') {
@@ -477,14 +475,14 @@ func (s *scan) fields(text string) {
 				continue // a name
 			}
 			start++
-		} else if b >= '0' && b <= '9' || b == '-' {
+		case b >= '0' && b <= '9' || b == '-':
 			for i < len(text) && (text[i] >= '0' && text[i] <= '9' || text[i] == '.' || text[i] == '-') {
 				i++
 			}
-		} else {
+		default:
 			continue
 		}
-		v := text[start:min(i, len(text))]
+		v := text[min(start, len(text)):min(i, len(text))]
 		if len(v) == 0 || len(v) > 32 {
 			continue
 		}

@@ -24,7 +24,6 @@ type secretRule struct {
 	source  string
 	once    sync.Once
 	re      *regexp.Regexp
-	prefix  bool // its keyword begins the secret
 }
 
 func (r *secretRule) regexp() *regexp.Regexp {
@@ -94,9 +93,10 @@ func (s *scan) dense() {
 		var last uint8
 		for j < len(text) && denseClass[text[j]] {
 			c := byteClass[text[j]&0x7f]
-			if c == 2 {
+			switch c {
+			case 2:
 				digits++
-			} else if c == 1 {
+			case 1:
 				letters++
 				if text[j] < 'a' {
 					c = 5
@@ -171,7 +171,7 @@ func (s *scan) secret(r *secretRule, at int) int {
 	}
 	start, end := a+m[2*g], a+m[2*g+1]
 	w := s.text[start:end]
-	if r.entropy > 0 && entropy(w) <= r.entropy || placeholder(w) || r.id == "vault-service-token" && bytes.HasPrefix(w, []byte("s.")) && bytes.IndexAny(w, "0123456789") < 0 {
+	if r.entropy > 0 && entropy(w) <= r.entropy || placeholder(w) || r.id == "vault-service-token" && bytes.HasPrefix(w, []byte("s.")) && !bytes.ContainsAny(w, "0123456789") {
 		return a + m[1]
 	}
 	s.hit(kindSecret, r.id, 0.9, start, end)

@@ -197,7 +197,7 @@ func (s *scan) tag() {
 	for i := range n {
 		t := &s.toks[i]
 		best, margin := uint8(tagNone), float32(0)
-		if s.mayName(i, t, prev) {
+		if mayName(t, prev) {
 			k := s.tagFeatures(i, mode, prev, prev2, false, &f)
 			var sum [4]int32
 			for _, x := range f[:k] {
@@ -296,7 +296,7 @@ func (s *scan) surely(i int, t *token) bool {
 
 // mayName spares what cannot be part of a name or an address: signs, and words
 // everybody uses, where nothing before them was part of one.
-func (s *scan) mayName(i int, t *token, prev uint32) bool {
+func mayName(t *token, prev uint32) bool {
 	if prev != tagNone {
 		return true
 	}

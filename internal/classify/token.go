@@ -223,7 +223,7 @@ func innerContext(w []byte, lex *lexicon) uint8 {
 			continue
 		}
 		if i-start >= 2 && i-start < len(w) {
-			if _, c := lex.lookup(hashWord(string(w[start:i]))); c != 0 {
+			if c := lex.announces(hashWord(string(w[start:i]))); c != 0 {
 				return c
 			}
 		}

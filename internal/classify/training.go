@@ -177,7 +177,7 @@ func TrainTagger(docs []TaggedDoc, set TaggerSettings) ([]byte, error) {
 					gold = tagAddress
 				}
 				best := uint8(tagNone)
-				if s.mayName(i, &s.toks[i], prev) {
+				if mayName(&s.toks[i], prev) {
 					drop := gold == tagPerson && r.Float64() < set.Drop
 					k := s.tagFeatures(i, mode, prev, prev2, drop, &f)
 					var sum weights
@@ -190,7 +190,7 @@ func TrainTagger(docs []TaggedDoc, set TaggerSettings) ([]byte, error) {
 					if gold == tagNone {
 						margin = set.MarginNone
 					}
-					rival := uint8((gold + 1) % tagCount)
+					rival := (gold + 1) % tagCount
 					for c := uint8(0); c < tagCount; c++ {
 						if sum[c] > sum[best] {
 							best = c

@@ -144,10 +144,8 @@ func (g *Generator) Person() string {
 	case x < 94:
 		return g.lastName() + ", " + g.firstName()
 	}
-	for script, p := range g.scripts {
-		if script == g.pick("greek", "cyrillic", "other") && len(p[0]) > 0 && len(p[1]) > 0 {
-			return title(p[0][g.r.IntN(len(p[0]))]) + " " + title(p[1][g.r.IntN(len(p[1]))])
-		}
+	if p := g.scripts[g.pick("greek", "cyrillic", "other")]; len(p[0]) > 0 && len(p[1]) > 0 {
+		return title(p[0][g.r.IntN(len(p[0]))]) + " " + title(p[1][g.r.IntN(len(p[1]))])
 	}
 	return g.firstName() + " " + g.lastName()
 }

