@@ -1,7 +1,6 @@
 package anthropic
 
 import (
-	"bytes"
 	"slices"
 	"strconv"
 	"strings"
@@ -124,12 +123,15 @@ func (p *parser) image(b *block, level int, path string, v openai.Value) {
 // isBase64 tells whether the text of a JSON string is base64; slashes may be
 // escaped.
 func isBase64(in []byte) bool {
-	for _, c := range in {
-		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '+' || c == '/' || c == '=' || c == '\\') {
+	for i, c := range in {
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '+', c == '/', c == '=':
+		case c == '\\' && i+1 < len(in) && in[i+1] == '/':
+		default:
 			return false
 		}
 	}
-	return len(in) > 0 && !bytes.Contains(bytes.ReplaceAll(in, []byte(`\/`), nil), []byte{'\\'})
+	return len(in) > 0
 }
 
 // document takes plain text as if it were a text block; the engine reads no

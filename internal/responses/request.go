@@ -351,7 +351,7 @@ func (p *parser) parts(path string, v openai.Value) []part {
 			out = append(out, part{text: p.need(o, at, name)})
 		case "input_image":
 			image := p.need(o, at, "image_url")
-			if url, _ := image.Text(); !strings.HasPrefix(url, "data:image/") && (!p.set.ImageURLs || !strings.HasPrefix(url, "https://")) {
+			if p.err == nil && !begins(image, "data:image/") && (!p.set.ImageURLs || !begins(image, "https://")) {
 				p.fail(at+".image_url", "", "Images by URL are not taken here: send the image as a data URL.")
 			}
 			out = append(out, part{image: image})
@@ -360,6 +360,13 @@ func (p *parser) parts(path string, v openai.Value) []part {
 		}
 	}
 	return out
+}
+
+// begins reports whether a string begins with prefix; slashes may be escaped.
+// A picture is too long to decode for that.
+func begins(v openai.Value, prefix string) bool {
+	raw := v.Raw[1:min(len(v.Raw), 2*len(prefix))]
+	return strings.HasPrefix(strings.ReplaceAll(string(raw), `\/`, "/"), prefix)
 }
 
 func (p *parser) reasoning(path string, v openai.Value) (out []openai.Value) {
