@@ -50,8 +50,10 @@ type Request struct {
 	Worker                 int
 	Sent, First, End       float64
 	Prompt, Cached, Output int
-	// Busy is the engine time that it caused.
-	Busy float64
+	// Busy is the engine time that it caused, Preempted how often it had to give
+	// way and was computed again.
+	Busy      float64
+	Preempted int
 }
 
 // Sample is the state of a worker.
@@ -259,7 +261,7 @@ func (r *run) finish(w *worker) {
 			t.r.First, t.r.Cached = at, x.R.Cached
 			w.ahead -= t.need
 		}
-		t.r.Output, t.r.Busy = x.R.Generated, x.R.Busy
+		t.r.Output, t.r.Busy, t.r.Preempted = x.R.Generated, x.R.Busy, x.R.Preempted
 		if x.Last {
 			t.r.End = at
 			w.inFlight--
