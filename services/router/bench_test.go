@@ -26,7 +26,7 @@ import (
 	"github.com/kinference/kinference/services/router/internal/parity"
 )
 
-// stub answers Match from memory and streams one listing.
+// stub answers Match from memory.
 type stub struct {
 	match *kvtrackerv1.MatchResponse
 }
@@ -39,9 +39,7 @@ func (*stub) Inspect(context.Context, *kvtrackerv1.InspectRequest) (*kvtrackerv1
 	return nil, connect.NewError(connect.CodeUnimplemented, nil)
 }
 
-func (*stub) WatchWorkers(context.Context, *kvtrackerv1.WatchWorkersRequest) (*connect.ServerStreamForClient[kvtrackerv1.WatchWorkersResponse], error) {
-	panic("not called")
-}
+func (*stub) Followed() bool { return true }
 
 // BenchmarkRoute is a whole decision but for the network: evaluate, match,
 // schedule, record, report.

@@ -57,7 +57,8 @@ type Config struct {
 	// AdminAudit is the file to which the admin API appends who changed what; empty:
 	// standard error.
 	AdminAudit string
-	// KVTrackerURL is the base URL of kvtracker; empty: route without it.
+	// KVTrackerURL lists the base URLs of the kvtrackers, shards and replicas alike, comma
+	// separated; empty: route without it.
 	KVTrackerURL string
 	// MatchTimeout is how long a decision waits for kvtracker.
 	MatchTimeout time.Duration
@@ -119,7 +120,7 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.AdminAPIListen, "admin-api-listen", DefaultAdminAPI, "address of the admin API, for kinfctl; empty: none")
 	fs.StringVar(&c.AdminTokens, "admin-tokens", "", "file of tokens that the admin API lets in: a line for each with NAME, ROLE (read or operate) and SHA256")
 	fs.StringVar(&c.AdminAudit, "admin-audit", "", "file to which the admin API appends who changed what; empty: standard error")
-	fs.StringVar(&c.KVTrackerURL, "kvtracker-url", "", "base URL of kvtracker; empty: route by load and own knowledge")
+	fs.StringVar(&c.KVTrackerURL, "kvtracker-url", "", "base URLs of the kvtrackers, shards and replicas alike, comma separated; empty: route by load and own knowledge")
 	fs.DurationVar(&c.MatchTimeout, "match-timeout", d.MatchTimeout, "how long a decision waits for kvtracker")
 	fs.DurationVar(&c.ProbeInterval, "probe-interval", d.ProbeInterval, "time between probes of the workers while kvtracker does not say that they are ready")
 	fs.StringVar(&c.Policy, "policy", d.Policy, "scheduling policy: "+strings.Join(schedule.Policies(), ", "))
@@ -127,6 +128,18 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.Float64Var(&c.TimeScale, "time-scale", d.TimeScale, "how many times faster than real hardware the workers run; for simulated fleets only")
 	fs.DurationVar(&c.Lease, "lease", d.Lease, "how long a request counts as in flight without any report")
 	fs.IntVar(&c.DecisionLog, "decision-log", d.DecisionLog, "number of decisions that can be explained")
+}
+
+// trackerURLs are those of KVTrackerURL; nil for none.
+func (c *Config) trackerURLs() []string {
+	if c.KVTrackerURL == "" {
+		return nil
+	}
+	var urls []string
+	for raw := range strings.SplitSeq(c.KVTrackerURL, ",") {
+		urls = append(urls, strings.TrimSpace(raw))
+	}
+	return urls
 }
 
 // Validate reports all faults of the settings.
@@ -143,9 +156,10 @@ func (c *Config) Validate() error {
 	if err := c.checkAdmin(); err != nil {
 		faults = append(faults, err)
 	}
-	if c.KVTrackerURL != "" {
-		if u, err := url.Parse(c.KVTrackerURL); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-			faults = append(faults, errors.New("kvtracker-url: want http://host:port"))
+	for _, raw := range c.trackerURLs() {
+		if u, err := url.Parse(raw); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			faults = append(faults, errors.New("kvtracker-url: want http://host:port, with commas between several"))
+			break
 		}
 	}
 	for name, bad := range map[string]bool{

@@ -11,10 +11,12 @@ import (
 	"github.com/kinference/kinference/internal/schedule"
 	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
+	"github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1/kvtrackerv1connect"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/services/router/internal/evaluate"
 	"github.com/kinference/kinference/services/router/internal/fleet"
 	"github.com/kinference/kinference/services/router/internal/parity"
+	"github.com/kinference/kinference/services/router/internal/trackers"
 )
 
 const (
@@ -32,6 +34,27 @@ type overlap struct{ gpu, cpu int }
 
 // holding identifies a worker under a profile.
 type holding struct{ profile, worker string }
+
+// tracker is where blocks are asked for: trackers.Set.
+type tracker interface {
+	// Match leaves the results nil of queries that no tracker answered.
+	Match(context.Context, *kvtrackerv1.MatchRequest) (*kvtrackerv1.MatchResponse, error)
+	Inspect(context.Context, *kvtrackerv1.InspectRequest) (*kvtrackerv1.InspectResponse, error)
+	// Followed tells whether there is a tracker for every worker set.
+	Followed() bool
+}
+
+// trackers makes the set of those that the settings name; nil for none.
+func (s *server) trackers(ctx context.Context) *trackers.Set {
+	if s.KVTrackerURL == "" {
+		return nil
+	}
+	var list []trackers.Tracker
+	for _, url := range s.trackerURLs() {
+		list = append(list, trackers.Tracker{URL: url, Client: rpc.Client(ctx, url, kvtrackerv1connect.NewKVTrackerServiceClient)})
+	}
+	return trackers.New(list, s.fleet, s.log)
+}
 
 // found is what the candidates of a decision hold of its prompts.
 type found struct {
@@ -87,13 +110,22 @@ func (s *server) match(ctx context.Context, prompts map[string]*prompt, live []e
 	if len(stale) > 0 {
 		s.metrics.trackerAway(ctx, "stale")
 	}
+	unanswered := false
 	for i, r := range results {
 		p := exact[i]
+		if r == nil { // nobody follows its worker set now
+			s.recall(f, p, nil)
+			unanswered = true
+			continue
+		}
 		for _, m := range r.Matches {
 			f.held[holding{p.Profile, m.Worker}] = overlap{int(m.GpuTokens), int(m.CpuTokens)}
 		}
 		f.asked[p.Profile] = true
 		s.distrust(f, p, live, stale)
+	}
+	if unanswered {
+		s.metrics.trackerAway(ctx, "shard")
 	}
 	return f
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/kinference/kinference/internal/schedule"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/services/router/internal/parity"
+	"github.com/kinference/kinference/services/router/internal/trackers"
 )
 
 // metrics are the instruments of the service. Labels are bounded: models,
@@ -70,7 +71,8 @@ func newMetrics(m metric.Meter, s *server) (*metrics, error) {
 	total := gauge("workers", "{worker}", "Workers (engine ranks) by worker set.")
 	version := gauge("catalog.version", "1", "Version of the catalog.")
 	problems := gauge("catalog.problems", "{problem}", "Problems of the resources by kind and severity.")
-	connected := gauge("tracker.connected", "1", "1 while kvtracker's stream is open and complete.")
+	connected := gauge("tracker.connected", "1", "1 while there is a kvtracker to ask for every worker set.")
+	following := gauge("trackers", "{tracker}", "kvtrackers by state: asked, spare, late, rebuilding, away.")
 	wrong := gauge("parity.differs", "{worker}", "Workers whose cached tokens the index does not know or knows wrong, by profile and cause: block_size, events, hash, false_hits, none.")
 	if err != nil {
 		return nil, err
@@ -89,7 +91,12 @@ func newMetrics(m metric.Meter, s *server) (*metrics, error) {
 		}
 		_, gone := s.scheduler.Totals()
 		o.ObserveFloat64(expired, float64(gone))
-		o.ObserveFloat64(connected, truth(s.fleet.Flowing()))
+		o.ObserveFloat64(connected, truth(s.tracker != nil && s.tracker.Followed()))
+		if set, ok := s.tracker.(*trackers.Set); ok {
+			for state, n := range set.States() {
+				o.ObserveFloat64(following, float64(n), metric.WithAttributes(attribute.String("state", state)))
+			}
+		}
 		if v, _ := s.catalog.Current(); v != nil {
 			o.ObserveFloat64(version, float64(v.Number))
 		}
@@ -127,7 +134,7 @@ func newMetrics(m metric.Meter, s *server) (*metrics, error) {
 			}
 		}
 		return nil
-	}, inFlight, expired, slowness, reuse, ready, total, version, problems, connected, wrong)
+	}, inFlight, expired, slowness, reuse, ready, total, version, problems, connected, following, wrong)
 	return out, err
 }
 

@@ -16,7 +16,6 @@ import (
 	"github.com/kinference/kinference/internal/resources"
 	"github.com/kinference/kinference/internal/rpc"
 	"github.com/kinference/kinference/internal/schedule"
-	"github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1/kvtrackerv1connect"
 	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
 	"github.com/kinference/kinference/services/router/internal/affinity"
 	"github.com/kinference/kinference/services/router/internal/catalog"
@@ -48,10 +47,10 @@ type server struct {
 	tokens     *parity.Tokens
 	cached     *parity.Cached
 	catalog    *catalog.Publisher
-	tracker    kvtrackerv1connect.KVTrackerServiceClient // nil: none
-	keys       resources.KeyWriter                       // of API keys
-	reviewer   *review.Client                            // of ServiceAccounts; nil: the Kubernetes API is not used
-	reviewSaid atomic.Int64                              // when a failed review was logged
+	tracker    tracker             // nil: none
+	keys       resources.KeyWriter // of API keys
+	reviewer   *review.Client      // of ServiceAccounts; nil: the Kubernetes API is not used
+	reviewSaid atomic.Int64        // when a failed review was logged
 
 	mu        sync.Mutex
 	resources *resources.Catalog // newest good one; nil before it
@@ -85,6 +84,10 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 	srv.cached = parity.NewCached(parity.Settings{TimeScale: c.TimeScale, Why: srv.whyBlind, Changed: srv.cachedChanged, Compared: srv.cachedCompared})
 	srv.fleet = fleet.New(srv.restarted)
+	followed := srv.trackers(ctx)
+	if followed != nil {
+		srv.tracker = followed
+	}
 	if srv.metrics, err = newMetrics(daemon.Meter(ctx), srv); err != nil {
 		return fmt.Errorf("make metrics: %w", err)
 	}
@@ -94,8 +97,8 @@ func (s *Service) Run(ctx context.Context) error {
 	if err := srv.serveAdmin(ctx, g); err != nil {
 		return err
 	}
-	if c.KVTrackerURL != "" {
-		srv.tracker = rpc.Client(ctx, c.KVTrackerURL, kvtrackerv1connect.NewKVTrackerServiceClient)
+	if followed != nil {
+		g.Go(func() error { return followed.Follow(ctx) })
 	}
 	if c.Kubernetes {
 		if err := srv.kubernetes(ctx, g); err != nil {
@@ -108,9 +111,6 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 	g.Go(func() error { return srv.fleet.Probe(ctx, c.ProbeInterval) })
 	g.Go(func() error { return srv.publish(ctx) })
-	if srv.tracker != nil {
-		g.Go(func() error { return srv.fleet.Follow(ctx, srv.tracker, srv.log) })
-	}
 	g.Go(func() error {
 		srv.log.Info("router serves", "addr", l.Addr().String(), "policy", c.Policy)
 		return rpc.Serve(ctx, l, rpc.Mount[routerv1connect.RouterServiceHandler](ctx, srv, routerv1connect.NewRouterServiceHandler))

@@ -25,7 +25,7 @@ const recentRequests = 5 * time.Minute
 
 // status is the state of the fleet.
 func (s *server) status() *adminv1.StatusResponse {
-	out := &adminv1.StatusResponse{TrackerConnected: s.fleet.Flowing(), Queued: uint32(s.queue.Len())}
+	out := &adminv1.StatusResponse{TrackerConnected: s.tracker != nil && s.tracker.Followed(), Queued: uint32(s.queue.Len())}
 	v, _ := s.catalog.Current()
 	if v == nil {
 		return out

@@ -1,7 +1,7 @@
 // Package fleet knows the state of every worker: whether it is ready, its
 // load, its block size and its longest context.
 //
-// kvtracker's stream is the source while it flows. What it does not say, and
+// kvtracker's streams (package trackers) are the source while they flow. What it does not say, and
 // everything while it is away, comes from a light probe of the endpoints. The
 // router asks for each candidate of each decision. A Table is safe for
 // concurrent use; its loops retry for ever and end with their context.
@@ -61,7 +61,7 @@ type Table struct {
 
 	mu        sync.RWMutex
 	tracked   map[string]*tracked
-	flowing   bool // the tracker's stream is open and complete
+	flowing   bool // a tracker's stream is open and complete
 	endpoints []Endpoint
 	probed    map[string]probed
 	suspects  map[string]time.Time
@@ -77,7 +77,6 @@ type tracked struct {
 	live    bool // the index follows it
 	clears  uint64
 	asOf    time.Time // of the sample behind it
-	heard   bool      // in the listing of the present stream
 }
 
 // probed is the newest answer of an endpoint.
@@ -306,24 +305,15 @@ func (tr *tracked) hold(thresholds []policy.Threshold) {
 	tr.Held = held
 }
 
-// Flowing tells whether the tracker's stream is open and complete.
+// Flowing tells whether a tracker's stream is open and complete.
 func (t *Table) Flowing() bool {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return t.flowing
 }
 
-// begin notes that a new stream starts: what it will not list is gone.
-func (t *Table) begin() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, tr := range t.tracked {
-		tr.heard = false
-	}
-}
-
-// end notes that the stream broke.
-func (t *Table) end() {
+// Away notes that no tracker is followed any more.
+func (t *Table) Away() {
 	t.mu.Lock()
 	was := t.flowing
 	t.flowing = false
@@ -335,7 +325,12 @@ func (t *Table) end() {
 }
 
 // Update takes one message of the stream, which arrived at now.
-func (t *Table) Update(now time.Time, m *kvtrackerv1.WatchWorkersResponse) {
+func (t *Table) Update(now time.Time, m *kvtrackerv1.WatchWorkersResponse) { t.update(now, m, false) }
+
+// Switch takes one of another tracker than before: what that has counted is not compared.
+func (t *Table) Switch(now time.Time, m *kvtrackerv1.WatchWorkersResponse) { t.update(now, m, true) }
+
+func (t *Table) update(now time.Time, m *kvtrackerv1.WatchWorkersResponse, other bool) {
 	var restarted []string
 	changed, trouble := false, false
 	t.mu.Lock()
@@ -343,7 +338,7 @@ func (t *Table) Update(now time.Time, m *kvtrackerv1.WatchWorkersResponse) {
 		old := t.tracked[w.Worker]
 		// Without a sample the tracker has heard its events but not its state:
 		// asOf stays zero, and a probe's word counts more.
-		tr := &tracked{set: w.WorkerSet, heard: true}
+		tr := &tracked{set: w.WorkerSet}
 		tr.Ready, tr.live, tr.clears = w.Ready, w.Index.GetLive(), w.Clears
 		tr.Epoch, tr.Index = w.Epoch, w.Index
 		tr.BlockSize, tr.TotalBlocks = int(w.BlockSize), int(min(w.TotalBlocks, 1<<40))
@@ -374,7 +369,7 @@ func (t *Table) Update(now time.Time, m *kvtrackerv1.WatchWorkersResponse) {
 		}
 		// The cache is gone, or the connection was lost: who answers next may be
 		// another process.
-		if old != nil && old.Epoch != "" && (old.Epoch != tr.Epoch || tr.clears > old.clears || old.live && !tr.live) {
+		if old != nil && old.Epoch != "" && (old.Epoch != tr.Epoch || !other && (tr.clears > old.clears || old.live && !tr.live)) {
 			restarted = append(restarted, w.Worker)
 		}
 	}
@@ -384,11 +379,6 @@ func (t *Table) Update(now time.Time, m *kvtrackerv1.WatchWorkersResponse) {
 	}
 	if m.Synced && !t.flowing {
 		t.flowing, changed = true, true
-		for id, tr := range t.tracked {
-			if !tr.heard {
-				delete(t.tracked, id)
-			}
-		}
 	}
 	t.mu.Unlock()
 	for _, id := range restarted {

@@ -56,12 +56,11 @@ func TestLookup(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			table := New(nil)
 			table.Watch([]Endpoint{{UID: "w"}})
-			table.begin()
 			if tt.tracked != nil {
 				table.Update(start, message(true, tt.tracked))
 			}
 			if tt.away {
-				table.end()
+				table.Away()
 			}
 			if tt.probe != nil {
 				table.answered(Endpoint{UID: "w"}, *tt.probe)
@@ -125,7 +124,6 @@ func TestStreamListing(t *testing.T) {
 	table := New(func(w string) { restarted = append(restarted, w) })
 	a := state("a/0", true, 0)
 	a.Epoch = "1"
-	table.begin()
 	table.Update(start, message(false, a))
 	if table.Flowing() {
 		t.Error("flowing before the listing is complete")
@@ -136,12 +134,13 @@ func TestStreamListing(t *testing.T) {
 	if got := table.BlockSize("ns/s"); got != 16 || table.BlockSize("ns/other") != 0 {
 		t.Errorf("block size %d, want that of most workers: 16", got)
 	}
-	table.end()
-	table.begin()
+	table.Away()
 	again := state("a/0", true, 0)
 	again.Epoch = "2"
-	table.Update(start, message(true, again))
-	if len(table.tracked) != 1 {
+	gone := message(true, again)
+	gone.Removed = []string{"b/0", "c/0"}
+	table.Update(start, gone)
+	if len(table.tracked) != 1 || !table.Flowing() {
 		t.Errorf("workers that the new stream did not list: %v", table.tracked)
 	}
 	if len(restarted) != 1 || restarted[0] != "a/0" {
@@ -208,7 +207,6 @@ func TestDue(t *testing.T) {
 	table := New(nil)
 	a, b, c := Endpoint{"a", "http://a"}, Endpoint{"b", "http://b"}, Endpoint{"c", "http://c"}
 	table.Watch([]Endpoint{a, b, c})
-	table.begin()
 	table.Update(start, message(true, state("a/0", true, 0), state("b/0", true, 0), state("b/1", false, 0)))
 	expect := func(what string, at time.Time, gap time.Duration, want ...Endpoint) {
 		t.Helper()
@@ -257,5 +255,17 @@ func TestLostCacheIsForgotten(t *testing.T) {
 		if lost != step.want {
 			t.Errorf("%s: the cache was lost %d times, want %d", step.name, lost, step.want)
 		}
+	}	// Another tracker counts for itself, but an epoch is everybody's.
+	s := state("a/0", true, 0)
+	s.Epoch, s.Clears, s.Index = "e", 9, &kvtrackerv1.IndexState{}
+	if table.Switch(start, message(true, s)); lost != 2 {
+		t.Error("another tracker's count is compared")
+	}
+	s = state("a/0", true, 0)
+	if s.Epoch = "f"; s.Clears == 0 {
+		table.Switch(start, message(true, s))
+	}
+	if lost != 3 {
+		t.Error("a restart is missed where trackers are switched")
 	}
 }
