@@ -29,7 +29,9 @@ const (
 
 // contextWords, folded; two words stand for each other's neighbours. The
 // languages are those of the national numbers.
-var contextWords = map[uint8]string{ //nolint:misspell // words of other languages
+//
+//nolint:misspell // words of other languages
+var contextWords = map[uint8]string{
 	ctxEmail: "email|mail|emails|mailto|courriel|correo|e-mail|epost|sahkoposti|ηλεκτρονικο|ταχυδρομειο|почта|posta elettronica|inbox|邮箱|メール",
 	ctxPhone: "phone|phones|telephone|tel|mobile|cell|cellphone|fax|call|calling|called|dial|whatsapp|ring|ext|extension|voicemail|hotline|landline|reachable|answering|msisdn|sms|telefon|telefonnummer|" +
 		"handy|rufnummer|mobil|telefono|movil|celular|telefone|telemovel|portable|cellulare|numero de telephone|puhelin|puhelinnumero|nummer|mobiel|gsm|telefoon|τηλεφωνο|τηλ|κινητο|телефон|тел|telefonu|cep|hp|phone number|reach me|" +
@@ -99,7 +101,9 @@ func idNames() (out []string) {
 }
 
 // Words by what they are, for names, addresses and language.
-var classWords = map[uint16]string{ //nolint:misspell // words of other languages
+//
+//nolint:misspell // words of other languages
+var classWords = map[uint16]string{
 	lexTitle:    "mr|mrs|ms|miss|mister|dr|prof|professor|sir|madam|herr|frau|monsieur|madame|mme|mlle|senor|senora|sr|sra|don|dona|signor|signora|sig|dott|meneer|mevrouw|dhr|mevr|pan|pani|κυριος|κυρια|κ|господин|госпожа|bay|bayan|rev|lt|capt|sgt|hon|judge|president|senator|doctor|nurse|officer|uncle|aunt|aunty|grandma|grandpa|king|queen|prince|princess|lady|lord|coach|detective",
 	lexMonth:    "january|february|march|april|may|june|july|august|september|october|november|december|jan|feb|mar|apr|jun|jul|aug|sep|sept|oct|nov|dec|januar|februar|marz|mai|juni|juli|oktober|dezember|janvier|fevrier|mars|avril|juin|juillet|aout|septembre|octobre|novembre|decembre|enero|febrero|marzo|abril|mayo|junio|julio|agosto|septiembre|octubre|noviembre|diciembre|gennaio|febbraio|aprile|maggio|giugno|luglio|settembre|ottobre|dicembre|ιανουαριου|φεβρουαριου|μαρτιου|απριλιου|μαιου|ιουνιου|ιουλιου|αυγουστου|σεπτεμβριου|οκτωβριου|νοεμβριου|δεκεμβριου|января|февраля|марта|апреля|мая|июня|июля|августа|сентября|октября|ноября|декабря",
 	lexRole:     "mother|father|mom|mum|dad|wife|husband|sister|brother|son|daughter|cousin|friend|neighbor|neighbour|boss|manager|colleague|coworker|patient|client|customer|employee|tenant|landlord|roommate|girlfriend|boyfriend|fiance|fiancee|niece|nephew|teacher|student|resident|applicant|candidate|my|dear|hi|hello|hey|regards|sincerely|cheers|thanks|contact|attn|from|cc|to|lieber|liebe|hallo|cher|chere|bonjour|hola|querido|estimado|gentile|caro|cara|αγαπητε|partner|spouse|nurse|lawyer|attorney|meet|met|ask|asked|call|called|tell|told|emailed|email|invited|signed|beneficiary|holder|cardholder|im|am|called",
