@@ -3,8 +3,8 @@
 // takes, and from its answer back to chat completions.
 //
 // Ingress calls it for each attempt at a provider. [Target.Prepare] makes the
-// HTTP request, [Target.Whole] and [Target.Stream] turn the answer into the
-// form of OpenAI's API, and [Target.Refused] an error answer into one of ours.
+// HTTP request, [Request.Whole] and [Request.Stream] turn its answer into the
+// form of OpenAI's API, and [Request.Refused] an error answer into one of ours.
 // What only engines in the cluster know, and whatever names a tenant, is left
 // out; of the provider's error texts nothing that could tell about its account
 // with us is passed on. Usage is always as OpenAI counts it: input includes
