@@ -191,7 +191,9 @@ func instruments(t *testing.T, service string) (made []string) {
 	}
 	calls(t, service, func(called string, args []ast.Expr) {
 		if p, ok := prefix[called]; ok {
-			made = append(made, p+firstText(args))
+			if name := p + firstText(args); name != "" { // else another function of that name
+				made = append(made, name)
+			}
 		} else if method.MatchString(called) {
 			if _, whole := args[0].(*ast.BasicLit); whole {
 				made = append(made, firstText(args[:1]))
