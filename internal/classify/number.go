@@ -503,7 +503,7 @@ func (s *scan) read(r *run, i, j, at, n int, near *contexts, whole, singles bool
 			}
 			if !own {
 				score -= other
-				if epoch(d) {
+				if epoch(d) && !s.short {
 					score -= 0.2
 				}
 				if !near.has(ctxNationalID) && !(near.has(ctxMedical) && (id.name == "uk-nhs" || id.name == "au-medicare")) {
