@@ -9,9 +9,11 @@
 package accountingv1
 
 import (
+	v11 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	v1 "github.com/kinference/kinference/proto/gen/kinference/usage/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -145,6 +147,66 @@ func (x Group) Number() protoreflect.EnumNumber {
 // Deprecated: Use Group.Descriptor instead.
 func (Group) EnumDescriptor() ([]byte, []int) {
 	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{1}
+}
+
+// Alert is how urgent an objective is.
+type Alert int32
+
+const (
+	Alert_ALERT_UNSPECIFIED Alert = 0
+	// The budget will last.
+	Alert_ALERT_NONE Alert = 1
+	// Too few requests to tell.
+	Alert_ALERT_TOO_FEW Alert = 2
+	// Look at it in the next days.
+	Alert_ALERT_TICKET Alert = 3
+	// Look at it now.
+	Alert_ALERT_PAGE Alert = 4
+)
+
+// Enum value maps for Alert.
+var (
+	Alert_name = map[int32]string{
+		0: "ALERT_UNSPECIFIED",
+		1: "ALERT_NONE",
+		2: "ALERT_TOO_FEW",
+		3: "ALERT_TICKET",
+		4: "ALERT_PAGE",
+	}
+	Alert_value = map[string]int32{
+		"ALERT_UNSPECIFIED": 0,
+		"ALERT_NONE":        1,
+		"ALERT_TOO_FEW":     2,
+		"ALERT_TICKET":      3,
+		"ALERT_PAGE":        4,
+	}
+)
+
+func (x Alert) Enum() *Alert {
+	p := new(Alert)
+	*p = x
+	return p
+}
+
+func (x Alert) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Alert) Descriptor() protoreflect.EnumDescriptor {
+	return file_kinference_accounting_v1_accounting_proto_enumTypes[2].Descriptor()
+}
+
+func (Alert) Type() protoreflect.EnumType {
+	return &file_kinference_accounting_v1_accounting_proto_enumTypes[2]
+}
+
+func (x Alert) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Alert.Descriptor instead.
+func (Alert) EnumDescriptor() ([]byte, []int) {
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{2}
 }
 
 // Filter selects usage. Absent and empty fields select everything.
@@ -755,11 +817,975 @@ func (x *ExportUsageResponse) GetUsage() []*v1.Usage {
 	return nil
 }
 
+// ObjectivesRequest asks for objectives.
+type ObjectivesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Pools and tenants as namespace/name; empty: all.
+	Owners []string `protobuf:"bytes,1,rep,name=owners,proto3" json:"owners,omitempty"`
+	// The answer has rules for Prometheus too.
+	Rules         bool `protobuf:"varint,2,opt,name=rules,proto3" json:"rules,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObjectivesRequest) Reset() {
+	*x = ObjectivesRequest{}
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObjectivesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObjectivesRequest) ProtoMessage() {}
+
+func (x *ObjectivesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObjectivesRequest.ProtoReflect.Descriptor instead.
+func (*ObjectivesRequest) Descriptor() ([]byte, []int) {
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ObjectivesRequest) GetOwners() []string {
+	if x != nil {
+		return x.Owners
+	}
+	return nil
+}
+
+func (x *ObjectivesRequest) GetRules() bool {
+	if x != nil {
+		return x.Rules
+	}
+	return false
+}
+
+// ObjectivesResponse has the objectives in the order of the catalog.
+type ObjectivesResponse struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Objectives []*ObjectiveState      `protobuf:"bytes,1,rep,name=objectives,proto3" json:"objectives,omitempty"`
+	// Recording and alert rules for Prometheus, as YAML.
+	Rules         string `protobuf:"bytes,2,opt,name=rules,proto3" json:"rules,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObjectivesResponse) Reset() {
+	*x = ObjectivesResponse{}
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObjectivesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObjectivesResponse) ProtoMessage() {}
+
+func (x *ObjectivesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObjectivesResponse.ProtoReflect.Descriptor instead.
+func (*ObjectivesResponse) Descriptor() ([]byte, []int) {
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ObjectivesResponse) GetObjectives() []*ObjectiveState {
+	if x != nil {
+		return x.Objectives
+	}
+	return nil
+}
+
+func (x *ObjectivesResponse) GetRules() string {
+	if x != nil {
+		return x.Rules
+	}
+	return ""
+}
+
+// ObjectiveState tells how far one objective is kept.
+type ObjectiveState struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Objective *v11.Objective         `protobuf:"bytes,1,opt,name=objective,proto3" json:"objective,omitempty"`
+	// Requests of the window that count, and those that kept the objective.
+	Total uint64 `protobuf:"varint,2,opt,name=total,proto3" json:"total,omitempty"`
+	Good  uint64 `protobuf:"varint,3,opt,name=good,proto3" json:"good,omitempty"`
+	// Share of good ones; absent while there are none.
+	Attainment *float64 `protobuf:"fixed64,4,opt,name=attainment,proto3,oneof" json:"attainment,omitempty"`
+	// Share of the error budget that is left; below 0 it is overdrawn.
+	BudgetLeft    *float64 `protobuf:"fixed64,5,opt,name=budget_left,json=budgetLeft,proto3,oneof" json:"budget_left,omitempty"`
+	Burns         []*Burn  `protobuf:"bytes,6,rep,name=burns,proto3" json:"burns,omitempty"`
+	Alert         Alert    `protobuf:"varint,7,opt,name=alert,proto3,enum=kinference.accounting.v1.Alert" json:"alert,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObjectiveState) Reset() {
+	*x = ObjectiveState{}
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObjectiveState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObjectiveState) ProtoMessage() {}
+
+func (x *ObjectiveState) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObjectiveState.ProtoReflect.Descriptor instead.
+func (*ObjectiveState) Descriptor() ([]byte, []int) {
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ObjectiveState) GetObjective() *v11.Objective {
+	if x != nil {
+		return x.Objective
+	}
+	return nil
+}
+
+func (x *ObjectiveState) GetTotal() uint64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *ObjectiveState) GetGood() uint64 {
+	if x != nil {
+		return x.Good
+	}
+	return 0
+}
+
+func (x *ObjectiveState) GetAttainment() float64 {
+	if x != nil && x.Attainment != nil {
+		return *x.Attainment
+	}
+	return 0
+}
+
+func (x *ObjectiveState) GetBudgetLeft() float64 {
+	if x != nil && x.BudgetLeft != nil {
+		return *x.BudgetLeft
+	}
+	return 0
+}
+
+func (x *ObjectiveState) GetBurns() []*Burn {
+	if x != nil {
+		return x.Burns
+	}
+	return nil
+}
+
+func (x *ObjectiveState) GetAlert() Alert {
+	if x != nil {
+		return x.Alert
+	}
+	return Alert_ALERT_UNSPECIFIED
+}
+
+// Burn is how fast the error budget is used, over two windows: 1 uses it up exactly
+// at the end of the objective's window.
+type Burn struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Long      *durationpb.Duration   `protobuf:"bytes,1,opt,name=long,proto3" json:"long,omitempty"`
+	Short     *durationpb.Duration   `protobuf:"bytes,2,opt,name=short,proto3" json:"short,omitempty"`
+	LongRate  float64                `protobuf:"fixed64,3,opt,name=long_rate,json=longRate,proto3" json:"long_rate,omitempty"`
+	ShortRate float64                `protobuf:"fixed64,4,opt,name=short_rate,json=shortRate,proto3" json:"short_rate,omitempty"`
+	// Both rates above it are an alert, if there were events enough.
+	Threshold float64 `protobuf:"fixed64,5,opt,name=threshold,proto3" json:"threshold,omitempty"`
+	Alert     Alert   `protobuf:"varint,6,opt,name=alert,proto3,enum=kinference.accounting.v1.Alert" json:"alert,omitempty"`
+	Firing    bool    `protobuf:"varint,7,opt,name=firing,proto3" json:"firing,omitempty"`
+	// Requests that count in the long window.
+	Events        uint64 `protobuf:"varint,8,opt,name=events,proto3" json:"events,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Burn) Reset() {
+	*x = Burn{}
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Burn) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Burn) ProtoMessage() {}
+
+func (x *Burn) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Burn.ProtoReflect.Descriptor instead.
+func (*Burn) Descriptor() ([]byte, []int) {
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Burn) GetLong() *durationpb.Duration {
+	if x != nil {
+		return x.Long
+	}
+	return nil
+}
+
+func (x *Burn) GetShort() *durationpb.Duration {
+	if x != nil {
+		return x.Short
+	}
+	return nil
+}
+
+func (x *Burn) GetLongRate() float64 {
+	if x != nil {
+		return x.LongRate
+	}
+	return 0
+}
+
+func (x *Burn) GetShortRate() float64 {
+	if x != nil {
+		return x.ShortRate
+	}
+	return 0
+}
+
+func (x *Burn) GetThreshold() float64 {
+	if x != nil {
+		return x.Threshold
+	}
+	return 0
+}
+
+func (x *Burn) GetAlert() Alert {
+	if x != nil {
+		return x.Alert
+	}
+	return Alert_ALERT_UNSPECIFIED
+}
+
+func (x *Burn) GetFiring() bool {
+	if x != nil {
+		return x.Firing
+	}
+	return false
+}
+
+func (x *Burn) GetEvents() uint64 {
+	if x != nil {
+		return x.Events
+	}
+	return 0
+}
+
+// CapacityRequest asks what worker sets can bear.
+type CapacityRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Time that is looked at; absent: the last hour.
+	From *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
+	To   *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	// Worker sets as namespace/name; empty: all.
+	WorkerSets []string `protobuf:"bytes,3,rep,name=worker_sets,json=workerSets,proto3" json:"worker_sets,omitempty"`
+	// 90th percentile of the TTFT that is wanted; absent: 2 s.
+	Ttft *durationpb.Duration `protobuf:"bytes,4,opt,name=ttft,proto3" json:"ttft,omitempty"`
+	// What if there were that many workers more; below 0: fewer.
+	MoreWorkers int32 `protobuf:"zigzag32,5,opt,name=more_workers,json=moreWorkers,proto3" json:"more_workers,omitempty"`
+	// What if tenants sent that many times as much.
+	Tenants       []*TenantFactor `protobuf:"bytes,6,rep,name=tenants,proto3" json:"tenants,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CapacityRequest) Reset() {
+	*x = CapacityRequest{}
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CapacityRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CapacityRequest) ProtoMessage() {}
+
+func (x *CapacityRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CapacityRequest.ProtoReflect.Descriptor instead.
+func (*CapacityRequest) Descriptor() ([]byte, []int) {
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *CapacityRequest) GetFrom() *timestamppb.Timestamp {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *CapacityRequest) GetTo() *timestamppb.Timestamp {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
+func (x *CapacityRequest) GetWorkerSets() []string {
+	if x != nil {
+		return x.WorkerSets
+	}
+	return nil
+}
+
+func (x *CapacityRequest) GetTtft() *durationpb.Duration {
+	if x != nil {
+		return x.Ttft
+	}
+	return nil
+}
+
+func (x *CapacityRequest) GetMoreWorkers() int32 {
+	if x != nil {
+		return x.MoreWorkers
+	}
+	return 0
+}
+
+func (x *CapacityRequest) GetTenants() []*TenantFactor {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
+}
+
+// TenantFactor changes the traffic of a tenant.
+type TenantFactor struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As namespace/name, "-" for an open gateway, "*" for all others.
+	Tenant        string  `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Factor        float64 `protobuf:"fixed64,2,opt,name=factor,proto3" json:"factor,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TenantFactor) Reset() {
+	*x = TenantFactor{}
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TenantFactor) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TenantFactor) ProtoMessage() {}
+
+func (x *TenantFactor) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TenantFactor.ProtoReflect.Descriptor instead.
+func (*TenantFactor) Descriptor() ([]byte, []int) {
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *TenantFactor) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *TenantFactor) GetFactor() float64 {
+	if x != nil {
+		return x.Factor
+	}
+	return 0
+}
+
+// CapacityResponse has the worker sets by name.
+type CapacityResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sets          []*SetCapacity         `protobuf:"bytes,1,rep,name=sets,proto3" json:"sets,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CapacityResponse) Reset() {
+	*x = CapacityResponse{}
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CapacityResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CapacityResponse) ProtoMessage() {}
+
+func (x *CapacityResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CapacityResponse.ProtoReflect.Descriptor instead.
+func (*CapacityResponse) Descriptor() ([]byte, []int) {
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *CapacityResponse) GetSets() []*SetCapacity {
+	if x != nil {
+		return x.Sets
+	}
+	return nil
+}
+
+// SetCapacity is what one worker set can bear.
+type SetCapacity struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	WorkerSet string                 `protobuf:"bytes,1,opt,name=worker_set,json=workerSet,proto3" json:"worker_set,omitempty"`
+	Workers   uint32                 `protobuf:"varint,2,opt,name=workers,proto3" json:"workers,omitempty"`
+	// Requests a second: what comes, and how much can come until the TTFT is longer
+	// than wanted.
+	Rate float64 `protobuf:"fixed64,3,opt,name=rate,proto3" json:"rate,omitempty"`
+	Knee float64 `protobuf:"fixed64,4,opt,name=knee,proto3" json:"knee,omitempty"`
+	// Workers that the rate needs.
+	WorkersNeeded uint32 `protobuf:"varint,5,opt,name=workers_needed,json=workersNeeded,proto3" json:"workers_needed,omitempty"`
+	// Predicted TTFT by rate, up to beyond the knee.
+	Curve []*CapacityPoint `protobuf:"bytes,6,rep,name=curve,proto3" json:"curve,omitempty"`
+	// What was observed: the 90th percentile of the TTFT, and its prediction at rate.
+	TtftObserved  *durationpb.Duration `protobuf:"bytes,7,opt,name=ttft_observed,json=ttftObserved,proto3" json:"ttft_observed,omitempty"`
+	TtftPredicted *durationpb.Duration `protobuf:"bytes,8,opt,name=ttft_predicted,json=ttftPredicted,proto3" json:"ttft_predicted,omitempty"`
+	// Seconds of all workers: those that passed, in which they did nothing, and were
+	// busy with what no request explains.
+	WallSeconds  float64        `protobuf:"fixed64,9,opt,name=wall_seconds,json=wallSeconds,proto3" json:"wall_seconds,omitempty"`
+	IdleSeconds  float64        `protobuf:"fixed64,10,opt,name=idle_seconds,json=idleSeconds,proto3" json:"idle_seconds,omitempty"`
+	OtherSeconds float64        `protobuf:"fixed64,11,opt,name=other_seconds,json=otherSeconds,proto3" json:"other_seconds,omitempty"`
+	Tenants      []*TenantShare `protobuf:"bytes,12,rep,name=tenants,proto3" json:"tenants,omitempty"`
+	// What bounds it: compute or memory.
+	Bound         string        `protobuf:"bytes,13,opt,name=bound,proto3" json:"bound,omitempty"`
+	Speed         *LearnedSpeed `protobuf:"bytes,14,opt,name=speed,proto3" json:"speed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetCapacity) Reset() {
+	*x = SetCapacity{}
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetCapacity) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetCapacity) ProtoMessage() {}
+
+func (x *SetCapacity) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetCapacity.ProtoReflect.Descriptor instead.
+func (*SetCapacity) Descriptor() ([]byte, []int) {
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *SetCapacity) GetWorkerSet() string {
+	if x != nil {
+		return x.WorkerSet
+	}
+	return ""
+}
+
+func (x *SetCapacity) GetWorkers() uint32 {
+	if x != nil {
+		return x.Workers
+	}
+	return 0
+}
+
+func (x *SetCapacity) GetRate() float64 {
+	if x != nil {
+		return x.Rate
+	}
+	return 0
+}
+
+func (x *SetCapacity) GetKnee() float64 {
+	if x != nil {
+		return x.Knee
+	}
+	return 0
+}
+
+func (x *SetCapacity) GetWorkersNeeded() uint32 {
+	if x != nil {
+		return x.WorkersNeeded
+	}
+	return 0
+}
+
+func (x *SetCapacity) GetCurve() []*CapacityPoint {
+	if x != nil {
+		return x.Curve
+	}
+	return nil
+}
+
+func (x *SetCapacity) GetTtftObserved() *durationpb.Duration {
+	if x != nil {
+		return x.TtftObserved
+	}
+	return nil
+}
+
+func (x *SetCapacity) GetTtftPredicted() *durationpb.Duration {
+	if x != nil {
+		return x.TtftPredicted
+	}
+	return nil
+}
+
+func (x *SetCapacity) GetWallSeconds() float64 {
+	if x != nil {
+		return x.WallSeconds
+	}
+	return 0
+}
+
+func (x *SetCapacity) GetIdleSeconds() float64 {
+	if x != nil {
+		return x.IdleSeconds
+	}
+	return 0
+}
+
+func (x *SetCapacity) GetOtherSeconds() float64 {
+	if x != nil {
+		return x.OtherSeconds
+	}
+	return 0
+}
+
+func (x *SetCapacity) GetTenants() []*TenantShare {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
+}
+
+func (x *SetCapacity) GetBound() string {
+	if x != nil {
+		return x.Bound
+	}
+	return ""
+}
+
+func (x *SetCapacity) GetSpeed() *LearnedSpeed {
+	if x != nil {
+		return x.Speed
+	}
+	return nil
+}
+
+// CapacityPoint is the prediction for one rate.
+type CapacityPoint struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Rate    float64                `protobuf:"fixed64,1,opt,name=rate,proto3" json:"rate,omitempty"`
+	TtftP90 *durationpb.Duration   `protobuf:"bytes,2,opt,name=ttft_p90,json=ttftP90,proto3" json:"ttft_p90,omitempty"`
+	// Requests that generate in a worker, and the share of its KV cache that they use.
+	Running       float64 `protobuf:"fixed64,3,opt,name=running,proto3" json:"running,omitempty"`
+	KvUsage       float64 `protobuf:"fixed64,4,opt,name=kv_usage,json=kvUsage,proto3" json:"kv_usage,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CapacityPoint) Reset() {
+	*x = CapacityPoint{}
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CapacityPoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CapacityPoint) ProtoMessage() {}
+
+func (x *CapacityPoint) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CapacityPoint.ProtoReflect.Descriptor instead.
+func (*CapacityPoint) Descriptor() ([]byte, []int) {
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *CapacityPoint) GetRate() float64 {
+	if x != nil {
+		return x.Rate
+	}
+	return 0
+}
+
+func (x *CapacityPoint) GetTtftP90() *durationpb.Duration {
+	if x != nil {
+		return x.TtftP90
+	}
+	return nil
+}
+
+func (x *CapacityPoint) GetRunning() float64 {
+	if x != nil {
+		return x.Running
+	}
+	return 0
+}
+
+func (x *CapacityPoint) GetKvUsage() float64 {
+	if x != nil {
+		return x.KvUsage
+	}
+	return 0
+}
+
+// TenantShare is what one tenant used of a worker set.
+type TenantShare struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Tenant   string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Requests uint64                 `protobuf:"varint,2,opt,name=requests,proto3" json:"requests,omitempty"`
+	// Seconds of workers.
+	PrefillSeconds float64 `protobuf:"fixed64,3,opt,name=prefill_seconds,json=prefillSeconds,proto3" json:"prefill_seconds,omitempty"`
+	DecodeSeconds  float64 `protobuf:"fixed64,4,opt,name=decode_seconds,json=decodeSeconds,proto3" json:"decode_seconds,omitempty"`
+	// Means of a request.
+	UncachedTokens float64 `protobuf:"fixed64,5,opt,name=uncached_tokens,json=uncachedTokens,proto3" json:"uncached_tokens,omitempty"`
+	CachedTokens   float64 `protobuf:"fixed64,6,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
+	OutputTokens   float64 `protobuf:"fixed64,7,opt,name=output_tokens,json=outputTokens,proto3" json:"output_tokens,omitempty"`
+	// Its part of the busy time by slice of the time that was looked at, oldest first.
+	Shares        []float64 `protobuf:"fixed64,8,rep,packed,name=shares,proto3" json:"shares,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TenantShare) Reset() {
+	*x = TenantShare{}
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TenantShare) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TenantShare) ProtoMessage() {}
+
+func (x *TenantShare) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TenantShare.ProtoReflect.Descriptor instead.
+func (*TenantShare) Descriptor() ([]byte, []int) {
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *TenantShare) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *TenantShare) GetRequests() uint64 {
+	if x != nil {
+		return x.Requests
+	}
+	return 0
+}
+
+func (x *TenantShare) GetPrefillSeconds() float64 {
+	if x != nil {
+		return x.PrefillSeconds
+	}
+	return 0
+}
+
+func (x *TenantShare) GetDecodeSeconds() float64 {
+	if x != nil {
+		return x.DecodeSeconds
+	}
+	return 0
+}
+
+func (x *TenantShare) GetUncachedTokens() float64 {
+	if x != nil {
+		return x.UncachedTokens
+	}
+	return 0
+}
+
+func (x *TenantShare) GetCachedTokens() float64 {
+	if x != nil {
+		return x.CachedTokens
+	}
+	return 0
+}
+
+func (x *TenantShare) GetOutputTokens() float64 {
+	if x != nil {
+		return x.OutputTokens
+	}
+	return 0
+}
+
+func (x *TenantShare) GetShares() []float64 {
+	if x != nil {
+		return x.Shares
+	}
+	return nil
+}
+
+// LearnedSpeed is what work costs on a worker set, in seconds, and how it fills the
+// KV cache.
+type LearnedSpeed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Step          float64                `protobuf:"fixed64,1,opt,name=step,proto3" json:"step,omitempty"`
+	Launch        float64                `protobuf:"fixed64,2,opt,name=launch,proto3" json:"launch,omitempty"`
+	Token         float64                `protobuf:"fixed64,3,opt,name=token,proto3" json:"token,omitempty"`
+	Attention     float64                `protobuf:"fixed64,4,opt,name=attention,proto3" json:"attention,omitempty"`
+	Sequence      float64                `protobuf:"fixed64,5,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Context       float64                `protobuf:"fixed64,6,opt,name=context,proto3" json:"context,omitempty"`
+	Batch         uint32                 `protobuf:"varint,7,opt,name=batch,proto3" json:"batch,omitempty"`
+	KvRequest     float64                `protobuf:"fixed64,8,opt,name=kv_request,json=kvRequest,proto3" json:"kv_request,omitempty"`
+	KvToken       float64                `protobuf:"fixed64,9,opt,name=kv_token,json=kvToken,proto3" json:"kv_token,omitempty"`
+	KvCachedToken float64                `protobuf:"fixed64,10,opt,name=kv_cached_token,json=kvCachedToken,proto3" json:"kv_cached_token,omitempty"`
+	// Mean deviation of explained from observed busy time, as a share; intervals.
+	Error         float64 `protobuf:"fixed64,11,opt,name=error,proto3" json:"error,omitempty"`
+	Intervals     uint32  `protobuf:"varint,12,opt,name=intervals,proto3" json:"intervals,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LearnedSpeed) Reset() {
+	*x = LearnedSpeed{}
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LearnedSpeed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LearnedSpeed) ProtoMessage() {}
+
+func (x *LearnedSpeed) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LearnedSpeed.ProtoReflect.Descriptor instead.
+func (*LearnedSpeed) Descriptor() ([]byte, []int) {
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *LearnedSpeed) GetStep() float64 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
+func (x *LearnedSpeed) GetLaunch() float64 {
+	if x != nil {
+		return x.Launch
+	}
+	return 0
+}
+
+func (x *LearnedSpeed) GetToken() float64 {
+	if x != nil {
+		return x.Token
+	}
+	return 0
+}
+
+func (x *LearnedSpeed) GetAttention() float64 {
+	if x != nil {
+		return x.Attention
+	}
+	return 0
+}
+
+func (x *LearnedSpeed) GetSequence() float64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *LearnedSpeed) GetContext() float64 {
+	if x != nil {
+		return x.Context
+	}
+	return 0
+}
+
+func (x *LearnedSpeed) GetBatch() uint32 {
+	if x != nil {
+		return x.Batch
+	}
+	return 0
+}
+
+func (x *LearnedSpeed) GetKvRequest() float64 {
+	if x != nil {
+		return x.KvRequest
+	}
+	return 0
+}
+
+func (x *LearnedSpeed) GetKvToken() float64 {
+	if x != nil {
+		return x.KvToken
+	}
+	return 0
+}
+
+func (x *LearnedSpeed) GetKvCachedToken() float64 {
+	if x != nil {
+		return x.KvCachedToken
+	}
+	return 0
+}
+
+func (x *LearnedSpeed) GetError() float64 {
+	if x != nil {
+		return x.Error
+	}
+	return 0
+}
+
+func (x *LearnedSpeed) GetIntervals() uint32 {
+	if x != nil {
+		return x.Intervals
+	}
+	return 0
+}
+
 var File_kinference_accounting_v1_accounting_proto protoreflect.FileDescriptor
 
 const file_kinference_accounting_v1_accounting_proto_rawDesc = "" +
 	"\n" +
-	")kinference/accounting/v1/accounting.proto\x12\x18kinference.accounting.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fkinference/usage/v1/usage.proto\"\xbc\x01\n" +
+	")kinference/accounting/v1/accounting.proto\x12\x18kinference.accounting.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!kinference/router/v1/router.proto\x1a\x1fkinference/usage/v1/usage.proto\"\xbc\x01\n" +
 	"\x06Filter\x12.\n" +
 	"\x04from\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04from\x12*\n" +
 	"\x02to\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02to\x12\x18\n" +
@@ -814,7 +1840,97 @@ const file_kinference_accounting_v1_accounting_proto_rawDesc = "" +
 	"\x12ExportUsageRequest\x128\n" +
 	"\x06filter\x18\x01 \x01(\v2 .kinference.accounting.v1.FilterR\x06filter\"G\n" +
 	"\x13ExportUsageResponse\x120\n" +
-	"\x05usage\x18\x01 \x03(\v2\x1a.kinference.usage.v1.UsageR\x05usage*I\n" +
+	"\x05usage\x18\x01 \x03(\v2\x1a.kinference.usage.v1.UsageR\x05usage\"A\n" +
+	"\x11ObjectivesRequest\x12\x16\n" +
+	"\x06owners\x18\x01 \x03(\tR\x06owners\x12\x14\n" +
+	"\x05rules\x18\x02 \x01(\bR\x05rules\"t\n" +
+	"\x12ObjectivesResponse\x12H\n" +
+	"\n" +
+	"objectives\x18\x01 \x03(\v2(.kinference.accounting.v1.ObjectiveStateR\n" +
+	"objectives\x12\x14\n" +
+	"\x05rules\x18\x02 \x01(\tR\x05rules\"\xd0\x02\n" +
+	"\x0eObjectiveState\x12=\n" +
+	"\tobjective\x18\x01 \x01(\v2\x1f.kinference.router.v1.ObjectiveR\tobjective\x12\x14\n" +
+	"\x05total\x18\x02 \x01(\x04R\x05total\x12\x12\n" +
+	"\x04good\x18\x03 \x01(\x04R\x04good\x12#\n" +
+	"\n" +
+	"attainment\x18\x04 \x01(\x01H\x00R\n" +
+	"attainment\x88\x01\x01\x12$\n" +
+	"\vbudget_left\x18\x05 \x01(\x01H\x01R\n" +
+	"budgetLeft\x88\x01\x01\x124\n" +
+	"\x05burns\x18\x06 \x03(\v2\x1e.kinference.accounting.v1.BurnR\x05burns\x125\n" +
+	"\x05alert\x18\a \x01(\x0e2\x1f.kinference.accounting.v1.AlertR\x05alertB\r\n" +
+	"\v_attainmentB\x0e\n" +
+	"\f_budget_left\"\xa7\x02\n" +
+	"\x04Burn\x12-\n" +
+	"\x04long\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x04long\x12/\n" +
+	"\x05short\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05short\x12\x1b\n" +
+	"\tlong_rate\x18\x03 \x01(\x01R\blongRate\x12\x1d\n" +
+	"\n" +
+	"short_rate\x18\x04 \x01(\x01R\tshortRate\x12\x1c\n" +
+	"\tthreshold\x18\x05 \x01(\x01R\tthreshold\x125\n" +
+	"\x05alert\x18\x06 \x01(\x0e2\x1f.kinference.accounting.v1.AlertR\x05alert\x12\x16\n" +
+	"\x06firing\x18\a \x01(\bR\x06firing\x12\x16\n" +
+	"\x06events\x18\b \x01(\x04R\x06events\"\xa2\x02\n" +
+	"\x0fCapacityRequest\x12.\n" +
+	"\x04from\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04from\x12*\n" +
+	"\x02to\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02to\x12\x1f\n" +
+	"\vworker_sets\x18\x03 \x03(\tR\n" +
+	"workerSets\x12-\n" +
+	"\x04ttft\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04ttft\x12!\n" +
+	"\fmore_workers\x18\x05 \x01(\x11R\vmoreWorkers\x12@\n" +
+	"\atenants\x18\x06 \x03(\v2&.kinference.accounting.v1.TenantFactorR\atenants\">\n" +
+	"\fTenantFactor\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x16\n" +
+	"\x06factor\x18\x02 \x01(\x01R\x06factor\"M\n" +
+	"\x10CapacityResponse\x129\n" +
+	"\x04sets\x18\x01 \x03(\v2%.kinference.accounting.v1.SetCapacityR\x04sets\"\xd6\x04\n" +
+	"\vSetCapacity\x12\x1d\n" +
+	"\n" +
+	"worker_set\x18\x01 \x01(\tR\tworkerSet\x12\x18\n" +
+	"\aworkers\x18\x02 \x01(\rR\aworkers\x12\x12\n" +
+	"\x04rate\x18\x03 \x01(\x01R\x04rate\x12\x12\n" +
+	"\x04knee\x18\x04 \x01(\x01R\x04knee\x12%\n" +
+	"\x0eworkers_needed\x18\x05 \x01(\rR\rworkersNeeded\x12=\n" +
+	"\x05curve\x18\x06 \x03(\v2'.kinference.accounting.v1.CapacityPointR\x05curve\x12>\n" +
+	"\rttft_observed\x18\a \x01(\v2\x19.google.protobuf.DurationR\fttftObserved\x12@\n" +
+	"\x0ettft_predicted\x18\b \x01(\v2\x19.google.protobuf.DurationR\rttftPredicted\x12!\n" +
+	"\fwall_seconds\x18\t \x01(\x01R\vwallSeconds\x12!\n" +
+	"\fidle_seconds\x18\n" +
+	" \x01(\x01R\vidleSeconds\x12#\n" +
+	"\rother_seconds\x18\v \x01(\x01R\fotherSeconds\x12?\n" +
+	"\atenants\x18\f \x03(\v2%.kinference.accounting.v1.TenantShareR\atenants\x12\x14\n" +
+	"\x05bound\x18\r \x01(\tR\x05bound\x12<\n" +
+	"\x05speed\x18\x0e \x01(\v2&.kinference.accounting.v1.LearnedSpeedR\x05speed\"\x8e\x01\n" +
+	"\rCapacityPoint\x12\x12\n" +
+	"\x04rate\x18\x01 \x01(\x01R\x04rate\x124\n" +
+	"\bttft_p90\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\attftP90\x12\x18\n" +
+	"\arunning\x18\x03 \x01(\x01R\arunning\x12\x19\n" +
+	"\bkv_usage\x18\x04 \x01(\x01R\akvUsage\"\x9c\x02\n" +
+	"\vTenantShare\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1a\n" +
+	"\brequests\x18\x02 \x01(\x04R\brequests\x12'\n" +
+	"\x0fprefill_seconds\x18\x03 \x01(\x01R\x0eprefillSeconds\x12%\n" +
+	"\x0edecode_seconds\x18\x04 \x01(\x01R\rdecodeSeconds\x12'\n" +
+	"\x0funcached_tokens\x18\x05 \x01(\x01R\x0euncachedTokens\x12#\n" +
+	"\rcached_tokens\x18\x06 \x01(\x01R\fcachedTokens\x12#\n" +
+	"\routput_tokens\x18\a \x01(\x01R\foutputTokens\x12\x16\n" +
+	"\x06shares\x18\b \x03(\x01R\x06shares\"\xd0\x02\n" +
+	"\fLearnedSpeed\x12\x12\n" +
+	"\x04step\x18\x01 \x01(\x01R\x04step\x12\x16\n" +
+	"\x06launch\x18\x02 \x01(\x01R\x06launch\x12\x14\n" +
+	"\x05token\x18\x03 \x01(\x01R\x05token\x12\x1c\n" +
+	"\tattention\x18\x04 \x01(\x01R\tattention\x12\x1a\n" +
+	"\bsequence\x18\x05 \x01(\x01R\bsequence\x12\x18\n" +
+	"\acontext\x18\x06 \x01(\x01R\acontext\x12\x14\n" +
+	"\x05batch\x18\a \x01(\rR\x05batch\x12\x1d\n" +
+	"\n" +
+	"kv_request\x18\b \x01(\x01R\tkvRequest\x12\x19\n" +
+	"\bkv_token\x18\t \x01(\x01R\akvToken\x12&\n" +
+	"\x0fkv_cached_token\x18\n" +
+	" \x01(\x01R\rkvCachedToken\x12\x14\n" +
+	"\x05error\x18\v \x01(\x01R\x05error\x12\x1c\n" +
+	"\tintervals\x18\f \x01(\rR\tintervals*I\n" +
 	"\x04Step\x12\x14\n" +
 	"\x10STEP_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tSTEP_HOUR\x10\x01\x12\f\n" +
@@ -829,11 +1945,22 @@ const file_kinference_accounting_v1_accounting_proto_rawDesc = "" +
 	"\vGROUP_MODEL\x10\x04\x12\x11\n" +
 	"\rGROUP_BACKEND\x10\x05\x12\x12\n" +
 	"\x0eGROUP_ENDPOINT\x10\x06\x12\x17\n" +
-	"\x13GROUP_PRICE_VERSION\x10\a2\xea\x01\n" +
+	"\x13GROUP_PRICE_VERSION\x10\a*c\n" +
+	"\x05Alert\x12\x15\n" +
+	"\x11ALERT_UNSPECIFIED\x10\x00\x12\x0e\n" +
+	"\n" +
+	"ALERT_NONE\x10\x01\x12\x11\n" +
+	"\rALERT_TOO_FEW\x10\x02\x12\x10\n" +
+	"\fALERT_TICKET\x10\x03\x12\x0e\n" +
+	"\n" +
+	"ALERT_PAGE\x10\x042\xb6\x03\n" +
 	"\x11AccountingService\x12g\n" +
 	"\n" +
 	"QueryUsage\x12+.kinference.accounting.v1.QueryUsageRequest\x1a,.kinference.accounting.v1.QueryUsageResponse\x12l\n" +
-	"\vExportUsage\x12,.kinference.accounting.v1.ExportUsageRequest\x1a-.kinference.accounting.v1.ExportUsageResponse0\x01BRZPgithub.com/kinference/kinference/proto/gen/kinference/accounting/v1;accountingv1b\x06proto3"
+	"\vExportUsage\x12,.kinference.accounting.v1.ExportUsageRequest\x1a-.kinference.accounting.v1.ExportUsageResponse0\x01\x12g\n" +
+	"\n" +
+	"Objectives\x12+.kinference.accounting.v1.ObjectivesRequest\x1a,.kinference.accounting.v1.ObjectivesResponse\x12a\n" +
+	"\bCapacity\x12).kinference.accounting.v1.CapacityRequest\x1a*.kinference.accounting.v1.CapacityResponseBRZPgithub.com/kinference/kinference/proto/gen/kinference/accounting/v1;accountingv1b\x06proto3"
 
 var (
 	file_kinference_accounting_v1_accounting_proto_rawDescOnce sync.Once
@@ -847,42 +1974,78 @@ func file_kinference_accounting_v1_accounting_proto_rawDescGZIP() []byte {
 	return file_kinference_accounting_v1_accounting_proto_rawDescData
 }
 
-var file_kinference_accounting_v1_accounting_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kinference_accounting_v1_accounting_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_kinference_accounting_v1_accounting_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_kinference_accounting_v1_accounting_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_kinference_accounting_v1_accounting_proto_goTypes = []any{
 	(Step)(0),                     // 0: kinference.accounting.v1.Step
 	(Group)(0),                    // 1: kinference.accounting.v1.Group
-	(*Filter)(nil),                // 2: kinference.accounting.v1.Filter
-	(*QueryUsageRequest)(nil),     // 3: kinference.accounting.v1.QueryUsageRequest
-	(*QueryUsageResponse)(nil),    // 4: kinference.accounting.v1.QueryUsageResponse
-	(*Row)(nil),                   // 5: kinference.accounting.v1.Row
-	(*Sums)(nil),                  // 6: kinference.accounting.v1.Sums
-	(*ExportUsageRequest)(nil),    // 7: kinference.accounting.v1.ExportUsageRequest
-	(*ExportUsageResponse)(nil),   // 8: kinference.accounting.v1.ExportUsageResponse
-	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
-	(*v1.Usage)(nil),              // 10: kinference.usage.v1.Usage
+	(Alert)(0),                    // 2: kinference.accounting.v1.Alert
+	(*Filter)(nil),                // 3: kinference.accounting.v1.Filter
+	(*QueryUsageRequest)(nil),     // 4: kinference.accounting.v1.QueryUsageRequest
+	(*QueryUsageResponse)(nil),    // 5: kinference.accounting.v1.QueryUsageResponse
+	(*Row)(nil),                   // 6: kinference.accounting.v1.Row
+	(*Sums)(nil),                  // 7: kinference.accounting.v1.Sums
+	(*ExportUsageRequest)(nil),    // 8: kinference.accounting.v1.ExportUsageRequest
+	(*ExportUsageResponse)(nil),   // 9: kinference.accounting.v1.ExportUsageResponse
+	(*ObjectivesRequest)(nil),     // 10: kinference.accounting.v1.ObjectivesRequest
+	(*ObjectivesResponse)(nil),    // 11: kinference.accounting.v1.ObjectivesResponse
+	(*ObjectiveState)(nil),        // 12: kinference.accounting.v1.ObjectiveState
+	(*Burn)(nil),                  // 13: kinference.accounting.v1.Burn
+	(*CapacityRequest)(nil),       // 14: kinference.accounting.v1.CapacityRequest
+	(*TenantFactor)(nil),          // 15: kinference.accounting.v1.TenantFactor
+	(*CapacityResponse)(nil),      // 16: kinference.accounting.v1.CapacityResponse
+	(*SetCapacity)(nil),           // 17: kinference.accounting.v1.SetCapacity
+	(*CapacityPoint)(nil),         // 18: kinference.accounting.v1.CapacityPoint
+	(*TenantShare)(nil),           // 19: kinference.accounting.v1.TenantShare
+	(*LearnedSpeed)(nil),          // 20: kinference.accounting.v1.LearnedSpeed
+	(*timestamppb.Timestamp)(nil), // 21: google.protobuf.Timestamp
+	(*v1.Usage)(nil),              // 22: kinference.usage.v1.Usage
+	(*v11.Objective)(nil),         // 23: kinference.router.v1.Objective
+	(*durationpb.Duration)(nil),   // 24: google.protobuf.Duration
 }
 var file_kinference_accounting_v1_accounting_proto_depIdxs = []int32{
-	9,  // 0: kinference.accounting.v1.Filter.from:type_name -> google.protobuf.Timestamp
-	9,  // 1: kinference.accounting.v1.Filter.to:type_name -> google.protobuf.Timestamp
-	2,  // 2: kinference.accounting.v1.QueryUsageRequest.filter:type_name -> kinference.accounting.v1.Filter
+	21, // 0: kinference.accounting.v1.Filter.from:type_name -> google.protobuf.Timestamp
+	21, // 1: kinference.accounting.v1.Filter.to:type_name -> google.protobuf.Timestamp
+	3,  // 2: kinference.accounting.v1.QueryUsageRequest.filter:type_name -> kinference.accounting.v1.Filter
 	0,  // 3: kinference.accounting.v1.QueryUsageRequest.step:type_name -> kinference.accounting.v1.Step
 	1,  // 4: kinference.accounting.v1.QueryUsageRequest.group_by:type_name -> kinference.accounting.v1.Group
-	5,  // 5: kinference.accounting.v1.QueryUsageResponse.rows:type_name -> kinference.accounting.v1.Row
-	9,  // 6: kinference.accounting.v1.QueryUsageResponse.newest:type_name -> google.protobuf.Timestamp
-	9,  // 7: kinference.accounting.v1.Row.start:type_name -> google.protobuf.Timestamp
-	6,  // 8: kinference.accounting.v1.Row.sums:type_name -> kinference.accounting.v1.Sums
-	2,  // 9: kinference.accounting.v1.ExportUsageRequest.filter:type_name -> kinference.accounting.v1.Filter
-	10, // 10: kinference.accounting.v1.ExportUsageResponse.usage:type_name -> kinference.usage.v1.Usage
-	3,  // 11: kinference.accounting.v1.AccountingService.QueryUsage:input_type -> kinference.accounting.v1.QueryUsageRequest
-	7,  // 12: kinference.accounting.v1.AccountingService.ExportUsage:input_type -> kinference.accounting.v1.ExportUsageRequest
-	4,  // 13: kinference.accounting.v1.AccountingService.QueryUsage:output_type -> kinference.accounting.v1.QueryUsageResponse
-	8,  // 14: kinference.accounting.v1.AccountingService.ExportUsage:output_type -> kinference.accounting.v1.ExportUsageResponse
-	13, // [13:15] is the sub-list for method output_type
-	11, // [11:13] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	6,  // 5: kinference.accounting.v1.QueryUsageResponse.rows:type_name -> kinference.accounting.v1.Row
+	21, // 6: kinference.accounting.v1.QueryUsageResponse.newest:type_name -> google.protobuf.Timestamp
+	21, // 7: kinference.accounting.v1.Row.start:type_name -> google.protobuf.Timestamp
+	7,  // 8: kinference.accounting.v1.Row.sums:type_name -> kinference.accounting.v1.Sums
+	3,  // 9: kinference.accounting.v1.ExportUsageRequest.filter:type_name -> kinference.accounting.v1.Filter
+	22, // 10: kinference.accounting.v1.ExportUsageResponse.usage:type_name -> kinference.usage.v1.Usage
+	12, // 11: kinference.accounting.v1.ObjectivesResponse.objectives:type_name -> kinference.accounting.v1.ObjectiveState
+	23, // 12: kinference.accounting.v1.ObjectiveState.objective:type_name -> kinference.router.v1.Objective
+	13, // 13: kinference.accounting.v1.ObjectiveState.burns:type_name -> kinference.accounting.v1.Burn
+	2,  // 14: kinference.accounting.v1.ObjectiveState.alert:type_name -> kinference.accounting.v1.Alert
+	24, // 15: kinference.accounting.v1.Burn.long:type_name -> google.protobuf.Duration
+	24, // 16: kinference.accounting.v1.Burn.short:type_name -> google.protobuf.Duration
+	2,  // 17: kinference.accounting.v1.Burn.alert:type_name -> kinference.accounting.v1.Alert
+	21, // 18: kinference.accounting.v1.CapacityRequest.from:type_name -> google.protobuf.Timestamp
+	21, // 19: kinference.accounting.v1.CapacityRequest.to:type_name -> google.protobuf.Timestamp
+	24, // 20: kinference.accounting.v1.CapacityRequest.ttft:type_name -> google.protobuf.Duration
+	15, // 21: kinference.accounting.v1.CapacityRequest.tenants:type_name -> kinference.accounting.v1.TenantFactor
+	17, // 22: kinference.accounting.v1.CapacityResponse.sets:type_name -> kinference.accounting.v1.SetCapacity
+	18, // 23: kinference.accounting.v1.SetCapacity.curve:type_name -> kinference.accounting.v1.CapacityPoint
+	24, // 24: kinference.accounting.v1.SetCapacity.ttft_observed:type_name -> google.protobuf.Duration
+	24, // 25: kinference.accounting.v1.SetCapacity.ttft_predicted:type_name -> google.protobuf.Duration
+	19, // 26: kinference.accounting.v1.SetCapacity.tenants:type_name -> kinference.accounting.v1.TenantShare
+	20, // 27: kinference.accounting.v1.SetCapacity.speed:type_name -> kinference.accounting.v1.LearnedSpeed
+	24, // 28: kinference.accounting.v1.CapacityPoint.ttft_p90:type_name -> google.protobuf.Duration
+	4,  // 29: kinference.accounting.v1.AccountingService.QueryUsage:input_type -> kinference.accounting.v1.QueryUsageRequest
+	8,  // 30: kinference.accounting.v1.AccountingService.ExportUsage:input_type -> kinference.accounting.v1.ExportUsageRequest
+	10, // 31: kinference.accounting.v1.AccountingService.Objectives:input_type -> kinference.accounting.v1.ObjectivesRequest
+	14, // 32: kinference.accounting.v1.AccountingService.Capacity:input_type -> kinference.accounting.v1.CapacityRequest
+	5,  // 33: kinference.accounting.v1.AccountingService.QueryUsage:output_type -> kinference.accounting.v1.QueryUsageResponse
+	9,  // 34: kinference.accounting.v1.AccountingService.ExportUsage:output_type -> kinference.accounting.v1.ExportUsageResponse
+	11, // 35: kinference.accounting.v1.AccountingService.Objectives:output_type -> kinference.accounting.v1.ObjectivesResponse
+	16, // 36: kinference.accounting.v1.AccountingService.Capacity:output_type -> kinference.accounting.v1.CapacityResponse
+	33, // [33:37] is the sub-list for method output_type
+	29, // [29:33] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_kinference_accounting_v1_accounting_proto_init() }
@@ -891,13 +2054,14 @@ func file_kinference_accounting_v1_accounting_proto_init() {
 		return
 	}
 	file_kinference_accounting_v1_accounting_proto_msgTypes[2].OneofWrappers = []any{}
+	file_kinference_accounting_v1_accounting_proto_msgTypes[9].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kinference_accounting_v1_accounting_proto_rawDesc), len(file_kinference_accounting_v1_accounting_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   7,
+			NumEnums:      3,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

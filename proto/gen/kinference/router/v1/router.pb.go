@@ -1746,7 +1746,9 @@ type Catalog struct {
 	// Policies that have limits, in the order in which they apply.
 	LimitPolicies []*LimitPolicy `protobuf:"bytes,10,rep,name=limit_policies,json=limitPolicies,proto3" json:"limit_policies,omitempty"`
 	// What backends cost, as far as the resources say.
-	Prices        []*Price `protobuf:"bytes,20,rep,name=prices,proto3" json:"prices,omitempty"`
+	Prices []*Price `protobuf:"bytes,20,rep,name=prices,proto3" json:"prices,omitempty"`
+	// Objectives of pools and tenants.
+	Objectives    []*Objective `protobuf:"bytes,21,rep,name=objectives,proto3" json:"objectives,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1858,6 +1860,136 @@ func (x *Catalog) GetPrices() []*Price {
 	return nil
 }
 
+func (x *Catalog) GetObjectives() []*Objective {
+	if x != nil {
+		return x.Objectives
+	}
+	return nil
+}
+
+// Objective is a promise about the requests of a pool or tenant.
+type Objective struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// InferencePool or InferenceTenant.
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	// The pool or tenant as namespace/name, and the name in its list.
+	Owner string `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
+	Name  string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// Requests that it is about; empty: all. Tenants as namespace/name.
+	Models  []string `protobuf:"bytes,4,rep,name=models,proto3" json:"models,omitempty"`
+	Tenants []string `protobuf:"bytes,5,rep,name=tenants,proto3" json:"tenants,omitempty"`
+	Qos     []string `protobuf:"bytes,6,rep,name=qos,proto3" json:"qos,omitempty"`
+	// TTFT, ITL, TPOT, EndToEnd or Availability.
+	Indicator string `protobuf:"bytes,7,opt,name=indicator,proto3" json:"indicator,omitempty"`
+	// What a request may take; absent for Availability.
+	Threshold *durationpb.Duration `protobuf:"bytes,8,opt,name=threshold,proto3" json:"threshold,omitempty"`
+	// Percentage of requests, and the time over which it is taken.
+	Target        string               `protobuf:"bytes,9,opt,name=target,proto3" json:"target,omitempty"`
+	Window        *durationpb.Duration `protobuf:"bytes,10,opt,name=window,proto3" json:"window,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Objective) Reset() {
+	*x = Objective{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Objective) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Objective) ProtoMessage() {}
+
+func (x *Objective) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Objective.ProtoReflect.Descriptor instead.
+func (*Objective) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Objective) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Objective) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *Objective) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Objective) GetModels() []string {
+	if x != nil {
+		return x.Models
+	}
+	return nil
+}
+
+func (x *Objective) GetTenants() []string {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
+}
+
+func (x *Objective) GetQos() []string {
+	if x != nil {
+		return x.Qos
+	}
+	return nil
+}
+
+func (x *Objective) GetIndicator() string {
+	if x != nil {
+		return x.Indicator
+	}
+	return ""
+}
+
+func (x *Objective) GetThreshold() *durationpb.Duration {
+	if x != nil {
+		return x.Threshold
+	}
+	return nil
+}
+
+func (x *Objective) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *Objective) GetWindow() *durationpb.Duration {
+	if x != nil {
+		return x.Window
+	}
+	return nil
+}
+
 // Price is what one model of a provider, or the workers of a set, cost.
 type Price struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1883,7 +2015,7 @@ type Price struct {
 
 func (x *Price) Reset() {
 	*x = Price{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1895,7 +2027,7 @@ func (x *Price) String() string {
 func (*Price) ProtoMessage() {}
 
 func (x *Price) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1908,7 +2040,7 @@ func (x *Price) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Price.ProtoReflect.Descriptor instead.
 func (*Price) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{19}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Price) GetBackend() string {
@@ -1987,7 +2119,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1999,7 +2131,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2012,7 +2144,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{20}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Pool) GetName() string {
@@ -2061,7 +2193,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2073,7 +2205,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2086,7 +2218,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{21}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Backend) GetName() string {
@@ -2195,7 +2327,7 @@ type JwtIssuer struct {
 
 func (x *JwtIssuer) Reset() {
 	*x = JwtIssuer{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2207,7 +2339,7 @@ func (x *JwtIssuer) String() string {
 func (*JwtIssuer) ProtoMessage() {}
 
 func (x *JwtIssuer) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2220,7 +2352,7 @@ func (x *JwtIssuer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JwtIssuer.ProtoReflect.Descriptor instead.
 func (*JwtIssuer) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{22}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *JwtIssuer) GetIssuer() string {
@@ -2286,7 +2418,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2298,7 +2430,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2311,7 +2443,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{23}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Tenant) GetName() string {
@@ -2424,7 +2556,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2436,7 +2568,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2449,7 +2581,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{24}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Key) GetId() string {
@@ -2499,7 +2631,7 @@ type ClaimIdentity struct {
 
 func (x *ClaimIdentity) Reset() {
 	*x = ClaimIdentity{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2511,7 +2643,7 @@ func (x *ClaimIdentity) String() string {
 func (*ClaimIdentity) ProtoMessage() {}
 
 func (x *ClaimIdentity) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2524,7 +2656,7 @@ func (x *ClaimIdentity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimIdentity.ProtoReflect.Descriptor instead.
 func (*ClaimIdentity) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{25}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ClaimIdentity) GetIssuer() string {
@@ -2567,7 +2699,7 @@ type LimitPolicy struct {
 
 func (x *LimitPolicy) Reset() {
 	*x = LimitPolicy{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2579,7 +2711,7 @@ func (x *LimitPolicy) String() string {
 func (*LimitPolicy) ProtoMessage() {}
 
 func (x *LimitPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2592,7 +2724,7 @@ func (x *LimitPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitPolicy.ProtoReflect.Descriptor instead.
 func (*LimitPolicy) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{26}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LimitPolicy) GetName() string {
@@ -2661,7 +2793,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2673,7 +2805,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2686,7 +2818,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{27}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Limit) GetName() string {
@@ -2841,7 +2973,7 @@ type TokenLimit struct {
 
 func (x *TokenLimit) Reset() {
 	*x = TokenLimit{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2853,7 +2985,7 @@ func (x *TokenLimit) String() string {
 func (*TokenLimit) ProtoMessage() {}
 
 func (x *TokenLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2866,7 +2998,7 @@ func (x *TokenLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenLimit.ProtoReflect.Descriptor instead.
 func (*TokenLimit) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{28}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *TokenLimit) GetSort() TokenSort {
@@ -2916,7 +3048,7 @@ type CostLimit struct {
 
 func (x *CostLimit) Reset() {
 	*x = CostLimit{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2928,7 +3060,7 @@ func (x *CostLimit) String() string {
 func (*CostLimit) ProtoMessage() {}
 
 func (x *CostLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2941,7 +3073,7 @@ func (x *CostLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CostLimit.ProtoReflect.Descriptor instead.
 func (*CostLimit) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{29}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CostLimit) GetAmountMicros() int64 {
@@ -2970,7 +3102,7 @@ type Calendar struct {
 
 func (x *Calendar) Reset() {
 	*x = Calendar{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2982,7 +3114,7 @@ func (x *Calendar) String() string {
 func (*Calendar) ProtoMessage() {}
 
 func (x *Calendar) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2995,7 +3127,7 @@ func (x *Calendar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Calendar.ProtoReflect.Descriptor instead.
 func (*Calendar) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{30}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Calendar) GetPeriod() CalendarPeriod {
@@ -3038,7 +3170,7 @@ type Model struct {
 
 func (x *Model) Reset() {
 	*x = Model{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3050,7 +3182,7 @@ func (x *Model) String() string {
 func (*Model) ProtoMessage() {}
 
 func (x *Model) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3063,7 +3195,7 @@ func (x *Model) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Model.ProtoReflect.Descriptor instead.
 func (*Model) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{31}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Model) GetName() string {
@@ -3159,7 +3291,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3171,7 +3303,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3184,7 +3316,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{32}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Profile) GetId() string {
@@ -3285,7 +3417,7 @@ type Worker struct {
 
 func (x *Worker) Reset() {
 	*x = Worker{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3297,7 +3429,7 @@ func (x *Worker) String() string {
 func (*Worker) ProtoMessage() {}
 
 func (x *Worker) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3310,7 +3442,7 @@ func (x *Worker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Worker.ProtoReflect.Descriptor instead.
 func (*Worker) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{33}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Worker) GetUid() string {
@@ -3502,7 +3634,7 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\x0eReportResponse\"\x15\n" +
 	"\x13WatchCatalogRequest\"O\n" +
 	"\x14WatchCatalogResponse\x127\n" +
-	"\acatalog\x18\x01 \x01(\v2\x1d.kinference.router.v1.CatalogR\acatalog\"\x87\x05\n" +
+	"\acatalog\x18\x01 \x01(\v2\x1d.kinference.router.v1.CatalogR\acatalog\"\xc8\x05\n" +
 	"\aCatalog\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x123\n" +
 	"\x06models\x18\x02 \x03(\v2\x1b.kinference.router.v1.ModelR\x06models\x129\n" +
@@ -3515,10 +3647,25 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\atenants\x18\t \x03(\v2\x1c.kinference.router.v1.TenantR\atenants\x12H\n" +
 	"\x0elimit_policies\x18\n" +
 	" \x03(\v2!.kinference.router.v1.LimitPolicyR\rlimitPolicies\x123\n" +
-	"\x06prices\x18\x14 \x03(\v2\x1b.kinference.router.v1.PriceR\x06prices\x1a9\n" +
+	"\x06prices\x18\x14 \x03(\v2\x1b.kinference.router.v1.PriceR\x06prices\x12?\n" +
+	"\n" +
+	"objectives\x18\x15 \x03(\v2\x1f.kinference.router.v1.ObjectiveR\n" +
+	"objectives\x1a9\n" +
 	"\vEpochsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xec\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xaf\x02\n" +
+	"\tObjective\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
+	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x16\n" +
+	"\x06models\x18\x04 \x03(\tR\x06models\x12\x18\n" +
+	"\atenants\x18\x05 \x03(\tR\atenants\x12\x10\n" +
+	"\x03qos\x18\x06 \x03(\tR\x03qos\x12\x1c\n" +
+	"\tindicator\x18\a \x01(\tR\tindicator\x127\n" +
+	"\tthreshold\x18\b \x01(\v2\x19.google.protobuf.DurationR\tthreshold\x12\x16\n" +
+	"\x06target\x18\t \x01(\tR\x06target\x121\n" +
+	"\x06window\x18\n" +
+	" \x01(\v2\x19.google.protobuf.DurationR\x06window\"\xec\x01\n" +
 	"\x05Price\x12\x18\n" +
 	"\abackend\x18\x01 \x01(\tR\abackend\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x1a\n" +
@@ -3723,7 +3870,7 @@ func file_kinference_router_v1_router_proto_rawDescGZIP() []byte {
 }
 
 var file_kinference_router_v1_router_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_kinference_router_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_kinference_router_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_kinference_router_v1_router_proto_goTypes = []any{
 	(ParityState)(0),             // 0: kinference.router.v1.ParityState
 	(ParityCause)(0),             // 1: kinference.router.v1.ParityCause
@@ -3751,32 +3898,33 @@ var file_kinference_router_v1_router_proto_goTypes = []any{
 	(*WatchCatalogRequest)(nil),  // 23: kinference.router.v1.WatchCatalogRequest
 	(*WatchCatalogResponse)(nil), // 24: kinference.router.v1.WatchCatalogResponse
 	(*Catalog)(nil),              // 25: kinference.router.v1.Catalog
-	(*Price)(nil),                // 26: kinference.router.v1.Price
-	(*Pool)(nil),                 // 27: kinference.router.v1.Pool
-	(*Backend)(nil),              // 28: kinference.router.v1.Backend
-	(*JwtIssuer)(nil),            // 29: kinference.router.v1.JwtIssuer
-	(*Tenant)(nil),               // 30: kinference.router.v1.Tenant
-	(*Key)(nil),                  // 31: kinference.router.v1.Key
-	(*ClaimIdentity)(nil),        // 32: kinference.router.v1.ClaimIdentity
-	(*LimitPolicy)(nil),          // 33: kinference.router.v1.LimitPolicy
-	(*Limit)(nil),                // 34: kinference.router.v1.Limit
-	(*TokenLimit)(nil),           // 35: kinference.router.v1.TokenLimit
-	(*CostLimit)(nil),            // 36: kinference.router.v1.CostLimit
-	(*Calendar)(nil),             // 37: kinference.router.v1.Calendar
-	(*Model)(nil),                // 38: kinference.router.v1.Model
-	(*Profile)(nil),              // 39: kinference.router.v1.Profile
-	(*Worker)(nil),               // 40: kinference.router.v1.Worker
-	nil,                          // 41: kinference.router.v1.Attributes.HeadersEntry
-	nil,                          // 42: kinference.router.v1.Catalog.EpochsEntry
-	(*durationpb.Duration)(nil),  // 43: google.protobuf.Duration
+	(*Objective)(nil),            // 26: kinference.router.v1.Objective
+	(*Price)(nil),                // 27: kinference.router.v1.Price
+	(*Pool)(nil),                 // 28: kinference.router.v1.Pool
+	(*Backend)(nil),              // 29: kinference.router.v1.Backend
+	(*JwtIssuer)(nil),            // 30: kinference.router.v1.JwtIssuer
+	(*Tenant)(nil),               // 31: kinference.router.v1.Tenant
+	(*Key)(nil),                  // 32: kinference.router.v1.Key
+	(*ClaimIdentity)(nil),        // 33: kinference.router.v1.ClaimIdentity
+	(*LimitPolicy)(nil),          // 34: kinference.router.v1.LimitPolicy
+	(*Limit)(nil),                // 35: kinference.router.v1.Limit
+	(*TokenLimit)(nil),           // 36: kinference.router.v1.TokenLimit
+	(*CostLimit)(nil),            // 37: kinference.router.v1.CostLimit
+	(*Calendar)(nil),             // 38: kinference.router.v1.Calendar
+	(*Model)(nil),                // 39: kinference.router.v1.Model
+	(*Profile)(nil),              // 40: kinference.router.v1.Profile
+	(*Worker)(nil),               // 41: kinference.router.v1.Worker
+	nil,                          // 42: kinference.router.v1.Attributes.HeadersEntry
+	nil,                          // 43: kinference.router.v1.Catalog.EpochsEntry
+	(*durationpb.Duration)(nil),  // 44: google.protobuf.Duration
 }
 var file_kinference_router_v1_router_proto_depIdxs = []int32{
 	11, // 0: kinference.router.v1.RouteRequest.prompts:type_name -> kinference.router.v1.Prompt
 	10, // 1: kinference.router.v1.RouteRequest.attributes:type_name -> kinference.router.v1.Attributes
-	41, // 2: kinference.router.v1.Attributes.headers:type_name -> kinference.router.v1.Attributes.HeadersEntry
+	42, // 2: kinference.router.v1.Attributes.headers:type_name -> kinference.router.v1.Attributes.HeadersEntry
 	14, // 3: kinference.router.v1.RouteResponse.endpoints:type_name -> kinference.router.v1.Endpoint
-	43, // 4: kinference.router.v1.RouteResponse.queued:type_name -> google.protobuf.Duration
-	43, // 5: kinference.router.v1.Endpoint.predicted_ttft:type_name -> google.protobuf.Duration
+	44, // 4: kinference.router.v1.RouteResponse.queued:type_name -> google.protobuf.Duration
+	44, // 5: kinference.router.v1.Endpoint.predicted_ttft:type_name -> google.protobuf.Duration
 	18, // 6: kinference.router.v1.ReportRequest.reports:type_name -> kinference.router.v1.Report
 	16, // 7: kinference.router.v1.ReportRequest.parity:type_name -> kinference.router.v1.ParityReport
 	17, // 8: kinference.router.v1.ParityReport.verdicts:type_name -> kinference.router.v1.Parity
@@ -3785,51 +3933,54 @@ var file_kinference_router_v1_router_proto_depIdxs = []int32{
 	19, // 11: kinference.router.v1.Report.moved:type_name -> kinference.router.v1.Moved
 	20, // 12: kinference.router.v1.Report.first_token:type_name -> kinference.router.v1.FirstToken
 	21, // 13: kinference.router.v1.Report.done:type_name -> kinference.router.v1.Done
-	43, // 14: kinference.router.v1.FirstToken.ttft:type_name -> google.protobuf.Duration
+	44, // 14: kinference.router.v1.FirstToken.ttft:type_name -> google.protobuf.Duration
 	2,  // 15: kinference.router.v1.Done.outcome:type_name -> kinference.router.v1.Outcome
 	25, // 16: kinference.router.v1.WatchCatalogResponse.catalog:type_name -> kinference.router.v1.Catalog
-	38, // 17: kinference.router.v1.Catalog.models:type_name -> kinference.router.v1.Model
-	39, // 18: kinference.router.v1.Catalog.profiles:type_name -> kinference.router.v1.Profile
-	40, // 19: kinference.router.v1.Catalog.workers:type_name -> kinference.router.v1.Worker
-	42, // 20: kinference.router.v1.Catalog.epochs:type_name -> kinference.router.v1.Catalog.EpochsEntry
-	28, // 21: kinference.router.v1.Catalog.backends:type_name -> kinference.router.v1.Backend
-	27, // 22: kinference.router.v1.Catalog.pools:type_name -> kinference.router.v1.Pool
-	30, // 23: kinference.router.v1.Catalog.tenants:type_name -> kinference.router.v1.Tenant
-	33, // 24: kinference.router.v1.Catalog.limit_policies:type_name -> kinference.router.v1.LimitPolicy
-	26, // 25: kinference.router.v1.Catalog.prices:type_name -> kinference.router.v1.Price
-	38, // 26: kinference.router.v1.Pool.models:type_name -> kinference.router.v1.Model
-	29, // 27: kinference.router.v1.Backend.jwt:type_name -> kinference.router.v1.JwtIssuer
-	43, // 28: kinference.router.v1.Backend.idle_timeout:type_name -> google.protobuf.Duration
-	43, // 29: kinference.router.v1.Backend.total_timeout:type_name -> google.protobuf.Duration
-	31, // 30: kinference.router.v1.Tenant.keys:type_name -> kinference.router.v1.Key
-	32, // 31: kinference.router.v1.Tenant.claims:type_name -> kinference.router.v1.ClaimIdentity
-	34, // 32: kinference.router.v1.Tenant.limits:type_name -> kinference.router.v1.Limit
-	34, // 33: kinference.router.v1.LimitPolicy.limits:type_name -> kinference.router.v1.Limit
-	3,  // 34: kinference.router.v1.Limit.per:type_name -> kinference.router.v1.LimitScope
-	35, // 35: kinference.router.v1.Limit.tokens:type_name -> kinference.router.v1.TokenLimit
-	36, // 36: kinference.router.v1.Limit.cost:type_name -> kinference.router.v1.CostLimit
-	43, // 37: kinference.router.v1.Limit.window:type_name -> google.protobuf.Duration
-	43, // 38: kinference.router.v1.Limit.burst:type_name -> google.protobuf.Duration
-	37, // 39: kinference.router.v1.Limit.calendar:type_name -> kinference.router.v1.Calendar
-	6,  // 40: kinference.router.v1.Limit.on_unavailable:type_name -> kinference.router.v1.OnUnavailable
-	4,  // 41: kinference.router.v1.TokenLimit.sort:type_name -> kinference.router.v1.TokenSort
-	5,  // 42: kinference.router.v1.Calendar.period:type_name -> kinference.router.v1.CalendarPeriod
-	0,  // 43: kinference.router.v1.Profile.parity:type_name -> kinference.router.v1.ParityState
-	1,  // 44: kinference.router.v1.Profile.parity_cause:type_name -> kinference.router.v1.ParityCause
-	43, // 45: kinference.router.v1.Worker.metrics_interval:type_name -> google.protobuf.Duration
-	9,  // 46: kinference.router.v1.RouterService.Route:input_type -> kinference.router.v1.RouteRequest
-	15, // 47: kinference.router.v1.RouterService.Report:input_type -> kinference.router.v1.ReportRequest
-	23, // 48: kinference.router.v1.RouterService.WatchCatalog:input_type -> kinference.router.v1.WatchCatalogRequest
-	7,  // 49: kinference.router.v1.RouterService.ReviewToken:input_type -> kinference.router.v1.ReviewTokenRequest
-	12, // 50: kinference.router.v1.RouterService.Route:output_type -> kinference.router.v1.RouteResponse
-	22, // 51: kinference.router.v1.RouterService.Report:output_type -> kinference.router.v1.ReportResponse
-	24, // 52: kinference.router.v1.RouterService.WatchCatalog:output_type -> kinference.router.v1.WatchCatalogResponse
-	8,  // 53: kinference.router.v1.RouterService.ReviewToken:output_type -> kinference.router.v1.ReviewTokenResponse
-	50, // [50:54] is the sub-list for method output_type
-	46, // [46:50] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	39, // 17: kinference.router.v1.Catalog.models:type_name -> kinference.router.v1.Model
+	40, // 18: kinference.router.v1.Catalog.profiles:type_name -> kinference.router.v1.Profile
+	41, // 19: kinference.router.v1.Catalog.workers:type_name -> kinference.router.v1.Worker
+	43, // 20: kinference.router.v1.Catalog.epochs:type_name -> kinference.router.v1.Catalog.EpochsEntry
+	29, // 21: kinference.router.v1.Catalog.backends:type_name -> kinference.router.v1.Backend
+	28, // 22: kinference.router.v1.Catalog.pools:type_name -> kinference.router.v1.Pool
+	31, // 23: kinference.router.v1.Catalog.tenants:type_name -> kinference.router.v1.Tenant
+	34, // 24: kinference.router.v1.Catalog.limit_policies:type_name -> kinference.router.v1.LimitPolicy
+	27, // 25: kinference.router.v1.Catalog.prices:type_name -> kinference.router.v1.Price
+	26, // 26: kinference.router.v1.Catalog.objectives:type_name -> kinference.router.v1.Objective
+	44, // 27: kinference.router.v1.Objective.threshold:type_name -> google.protobuf.Duration
+	44, // 28: kinference.router.v1.Objective.window:type_name -> google.protobuf.Duration
+	39, // 29: kinference.router.v1.Pool.models:type_name -> kinference.router.v1.Model
+	30, // 30: kinference.router.v1.Backend.jwt:type_name -> kinference.router.v1.JwtIssuer
+	44, // 31: kinference.router.v1.Backend.idle_timeout:type_name -> google.protobuf.Duration
+	44, // 32: kinference.router.v1.Backend.total_timeout:type_name -> google.protobuf.Duration
+	32, // 33: kinference.router.v1.Tenant.keys:type_name -> kinference.router.v1.Key
+	33, // 34: kinference.router.v1.Tenant.claims:type_name -> kinference.router.v1.ClaimIdentity
+	35, // 35: kinference.router.v1.Tenant.limits:type_name -> kinference.router.v1.Limit
+	35, // 36: kinference.router.v1.LimitPolicy.limits:type_name -> kinference.router.v1.Limit
+	3,  // 37: kinference.router.v1.Limit.per:type_name -> kinference.router.v1.LimitScope
+	36, // 38: kinference.router.v1.Limit.tokens:type_name -> kinference.router.v1.TokenLimit
+	37, // 39: kinference.router.v1.Limit.cost:type_name -> kinference.router.v1.CostLimit
+	44, // 40: kinference.router.v1.Limit.window:type_name -> google.protobuf.Duration
+	44, // 41: kinference.router.v1.Limit.burst:type_name -> google.protobuf.Duration
+	38, // 42: kinference.router.v1.Limit.calendar:type_name -> kinference.router.v1.Calendar
+	6,  // 43: kinference.router.v1.Limit.on_unavailable:type_name -> kinference.router.v1.OnUnavailable
+	4,  // 44: kinference.router.v1.TokenLimit.sort:type_name -> kinference.router.v1.TokenSort
+	5,  // 45: kinference.router.v1.Calendar.period:type_name -> kinference.router.v1.CalendarPeriod
+	0,  // 46: kinference.router.v1.Profile.parity:type_name -> kinference.router.v1.ParityState
+	1,  // 47: kinference.router.v1.Profile.parity_cause:type_name -> kinference.router.v1.ParityCause
+	44, // 48: kinference.router.v1.Worker.metrics_interval:type_name -> google.protobuf.Duration
+	9,  // 49: kinference.router.v1.RouterService.Route:input_type -> kinference.router.v1.RouteRequest
+	15, // 50: kinference.router.v1.RouterService.Report:input_type -> kinference.router.v1.ReportRequest
+	23, // 51: kinference.router.v1.RouterService.WatchCatalog:input_type -> kinference.router.v1.WatchCatalogRequest
+	7,  // 52: kinference.router.v1.RouterService.ReviewToken:input_type -> kinference.router.v1.ReviewTokenRequest
+	12, // 53: kinference.router.v1.RouterService.Route:output_type -> kinference.router.v1.RouteResponse
+	22, // 54: kinference.router.v1.RouterService.Report:output_type -> kinference.router.v1.ReportResponse
+	24, // 55: kinference.router.v1.RouterService.WatchCatalog:output_type -> kinference.router.v1.WatchCatalogResponse
+	8,  // 56: kinference.router.v1.RouterService.ReviewToken:output_type -> kinference.router.v1.ReviewTokenResponse
+	53, // [53:57] is the sub-list for method output_type
+	49, // [49:53] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_kinference_router_v1_router_proto_init() }
@@ -3844,7 +3995,7 @@ func file_kinference_router_v1_router_proto_init() {
 		(*Report_Done)(nil),
 	}
 	file_kinference_router_v1_router_proto_msgTypes[14].OneofWrappers = []any{}
-	file_kinference_router_v1_router_proto_msgTypes[27].OneofWrappers = []any{
+	file_kinference_router_v1_router_proto_msgTypes[28].OneofWrappers = []any{
 		(*Limit_Tokens)(nil),
 		(*Limit_Requests)(nil),
 		(*Limit_Concurrency)(nil),
@@ -3857,7 +4008,7 @@ func file_kinference_router_v1_router_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kinference_router_v1_router_proto_rawDesc), len(file_kinference_router_v1_router_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   36,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

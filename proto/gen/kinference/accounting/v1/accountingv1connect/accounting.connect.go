@@ -41,6 +41,12 @@ const (
 	// AccountingServiceExportUsageProcedure is the fully-qualified name of the AccountingService's
 	// ExportUsage RPC.
 	AccountingServiceExportUsageProcedure = "/kinference.accounting.v1.AccountingService/ExportUsage"
+	// AccountingServiceObjectivesProcedure is the fully-qualified name of the AccountingService's
+	// Objectives RPC.
+	AccountingServiceObjectivesProcedure = "/kinference.accounting.v1.AccountingService/Objectives"
+	// AccountingServiceCapacityProcedure is the fully-qualified name of the AccountingService's
+	// Capacity RPC.
+	AccountingServiceCapacityProcedure = "/kinference.accounting.v1.AccountingService/Capacity"
 )
 
 // AccountingServiceClient is a client for the kinference.accounting.v1.AccountingService service.
@@ -52,6 +58,14 @@ type AccountingServiceClient interface {
 	// ExportUsage streams the events themselves, in the order in which the requests
 	// ended. Events that arrive meanwhile may be missing: export what is old enough.
 	ExportUsage(context.Context, *v1.ExportUsageRequest) (*connect.ServerStreamForClient[v1.ExportUsageResponse], error)
+	// Objectives tells how far the objectives of the catalog are kept, by the usage
+	// events since the start of their windows. Errors: Unavailable while the catalog
+	// is not known.
+	Objectives(context.Context, *v1.ObjectivesRequest) (*v1.ObjectivesResponse, error)
+	// Capacity tells what each worker set can bear, by what was observed, and who
+	// uses it. Errors: InvalidArgument for a time that is none, NotFound when nothing
+	// was observed.
+	Capacity(context.Context, *v1.CapacityRequest) (*v1.CapacityResponse, error)
 }
 
 // NewAccountingServiceClient constructs a client for the kinference.accounting.v1.AccountingService
@@ -77,6 +91,18 @@ func NewAccountingServiceClient(httpClient connect.HTTPClient, baseURL string, o
 			connect.WithSchema(accountingServiceMethods.ByName("ExportUsage")),
 			connect.WithClientOptions(opts...),
 		),
+		objectives: connect.NewClient[v1.ObjectivesRequest, v1.ObjectivesResponse](
+			httpClient,
+			baseURL+AccountingServiceObjectivesProcedure,
+			connect.WithSchema(accountingServiceMethods.ByName("Objectives")),
+			connect.WithClientOptions(opts...),
+		),
+		capacity: connect.NewClient[v1.CapacityRequest, v1.CapacityResponse](
+			httpClient,
+			baseURL+AccountingServiceCapacityProcedure,
+			connect.WithSchema(accountingServiceMethods.ByName("Capacity")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -84,6 +110,8 @@ func NewAccountingServiceClient(httpClient connect.HTTPClient, baseURL string, o
 type accountingServiceClient struct {
 	queryUsage  *connect.Client[v1.QueryUsageRequest, v1.QueryUsageResponse]
 	exportUsage *connect.Client[v1.ExportUsageRequest, v1.ExportUsageResponse]
+	objectives  *connect.Client[v1.ObjectivesRequest, v1.ObjectivesResponse]
+	capacity    *connect.Client[v1.CapacityRequest, v1.CapacityResponse]
 }
 
 // QueryUsage calls kinference.accounting.v1.AccountingService.QueryUsage.
@@ -100,6 +128,24 @@ func (c *accountingServiceClient) ExportUsage(ctx context.Context, req *v1.Expor
 	return c.exportUsage.CallServerStream(ctx, connect.NewRequest(req))
 }
 
+// Objectives calls kinference.accounting.v1.AccountingService.Objectives.
+func (c *accountingServiceClient) Objectives(ctx context.Context, req *v1.ObjectivesRequest) (*v1.ObjectivesResponse, error) {
+	response, err := c.objectives.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Capacity calls kinference.accounting.v1.AccountingService.Capacity.
+func (c *accountingServiceClient) Capacity(ctx context.Context, req *v1.CapacityRequest) (*v1.CapacityResponse, error) {
+	response, err := c.capacity.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // AccountingServiceHandler is an implementation of the kinference.accounting.v1.AccountingService
 // service.
 type AccountingServiceHandler interface {
@@ -110,6 +156,14 @@ type AccountingServiceHandler interface {
 	// ExportUsage streams the events themselves, in the order in which the requests
 	// ended. Events that arrive meanwhile may be missing: export what is old enough.
 	ExportUsage(context.Context, *v1.ExportUsageRequest, *connect.ServerStream[v1.ExportUsageResponse]) error
+	// Objectives tells how far the objectives of the catalog are kept, by the usage
+	// events since the start of their windows. Errors: Unavailable while the catalog
+	// is not known.
+	Objectives(context.Context, *v1.ObjectivesRequest) (*v1.ObjectivesResponse, error)
+	// Capacity tells what each worker set can bear, by what was observed, and who
+	// uses it. Errors: InvalidArgument for a time that is none, NotFound when nothing
+	// was observed.
+	Capacity(context.Context, *v1.CapacityRequest) (*v1.CapacityResponse, error)
 }
 
 // NewAccountingServiceHandler builds an HTTP handler from the service implementation. It returns
@@ -131,12 +185,28 @@ func NewAccountingServiceHandler(svc AccountingServiceHandler, opts ...connect.H
 		connect.WithSchema(accountingServiceMethods.ByName("ExportUsage")),
 		connect.WithHandlerOptions(opts...),
 	)
+	accountingServiceObjectivesHandler := connect.NewUnaryHandlerSimple(
+		AccountingServiceObjectivesProcedure,
+		svc.Objectives,
+		connect.WithSchema(accountingServiceMethods.ByName("Objectives")),
+		connect.WithHandlerOptions(opts...),
+	)
+	accountingServiceCapacityHandler := connect.NewUnaryHandlerSimple(
+		AccountingServiceCapacityProcedure,
+		svc.Capacity,
+		connect.WithSchema(accountingServiceMethods.ByName("Capacity")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/kinference.accounting.v1.AccountingService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case AccountingServiceQueryUsageProcedure:
 			accountingServiceQueryUsageHandler.ServeHTTP(w, r)
 		case AccountingServiceExportUsageProcedure:
 			accountingServiceExportUsageHandler.ServeHTTP(w, r)
+		case AccountingServiceObjectivesProcedure:
+			accountingServiceObjectivesHandler.ServeHTTP(w, r)
+		case AccountingServiceCapacityProcedure:
+			accountingServiceCapacityHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -152,4 +222,12 @@ func (UnimplementedAccountingServiceHandler) QueryUsage(context.Context, *v1.Que
 
 func (UnimplementedAccountingServiceHandler) ExportUsage(context.Context, *v1.ExportUsageRequest, *connect.ServerStream[v1.ExportUsageResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("kinference.accounting.v1.AccountingService.ExportUsage is not implemented"))
+}
+
+func (UnimplementedAccountingServiceHandler) Objectives(context.Context, *v1.ObjectivesRequest) (*v1.ObjectivesResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("kinference.accounting.v1.AccountingService.Objectives is not implemented"))
+}
+
+func (UnimplementedAccountingServiceHandler) Capacity(context.Context, *v1.CapacityRequest) (*v1.CapacityResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("kinference.accounting.v1.AccountingService.Capacity is not implemented"))
 }
