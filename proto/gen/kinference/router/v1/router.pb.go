@@ -1041,7 +1041,13 @@ type Endpoint struct {
 	PredictedTtft *durationpb.Duration `protobuf:"bytes,6,opt,name=predicted_ttft,json=predictedTtft,proto3" json:"predicted_ttft,omitempty"`
 	MatchedTokens uint32               `protobuf:"varint,7,opt,name=matched_tokens,json=matchedTokens,proto3" json:"matched_tokens,omitempty"`
 	// Name of the third-party provider, as namespace/name; empty for a worker.
-	Provider      string `protobuf:"bytes,8,opt,name=provider,proto3" json:"provider,omitempty"`
+	Provider string `protobuf:"bytes,8,opt,name=provider,proto3" json:"provider,omitempty"`
+	// How the provider is reached; absent for a worker.
+	Target *ProviderTarget `protobuf:"bytes,9,opt,name=target,proto3" json:"target,omitempty"`
+	// What keeps requests with certain tags from this provider. It held for none
+	// when the router decided, and is to be looked at again before the request is
+	// sent.
+	Bars          []*TagBar `protobuf:"bytes,10,rep,name=bars,proto3" json:"bars,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1132,6 +1138,216 @@ func (x *Endpoint) GetProvider() string {
 	return ""
 }
 
+func (x *Endpoint) GetTarget() *ProviderTarget {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *Endpoint) GetBars() []*TagBar {
+	if x != nil {
+		return x.Bars
+	}
+	return nil
+}
+
+// ProviderTarget is how a third-party provider is reached. It never has a key,
+// but only the name of one.
+type ProviderTarget struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// API that it speaks, as in the resource.
+	Schema string `protobuf:"bytes,1,opt,name=schema,proto3" json:"schema,omitempty"`
+	// Base URL; empty: the public one.
+	Endpoint string `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	// Region of Bedrock.
+	Region string `protobuf:"bytes,3,opt,name=region,proto3" json:"region,omitempty"`
+	// Secret with the credentials, as namespace/name; empty: none.
+	Secret string `protobuf:"bytes,4,opt,name=secret,proto3" json:"secret,omitempty"`
+	// The platform's identity of the Pod is used instead.
+	WorkloadIdentity bool `protobuf:"varint,5,opt,name=workload_identity,json=workloadIdentity,proto3" json:"workload_identity,omitempty"`
+	// Most tokens of output; 0: as the client asks.
+	MaxTokensCap uint32 `protobuf:"varint,6,opt,name=max_tokens_cap,json=maxTokensCap,proto3" json:"max_tokens_cap,omitempty"`
+	// Requests at the same time, of each ingress; 0: no bound.
+	Concurrency   uint32               `protobuf:"varint,7,opt,name=concurrency,proto3" json:"concurrency,omitempty"`
+	FirstByte     *durationpb.Duration `protobuf:"bytes,8,opt,name=first_byte,json=firstByte,proto3" json:"first_byte,omitempty"`
+	Idle          *durationpb.Duration `protobuf:"bytes,9,opt,name=idle,proto3" json:"idle,omitempty"`
+	Total         *durationpb.Duration `protobuf:"bytes,10,opt,name=total,proto3" json:"total,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProviderTarget) Reset() {
+	*x = ProviderTarget{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProviderTarget) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProviderTarget) ProtoMessage() {}
+
+func (x *ProviderTarget) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProviderTarget.ProtoReflect.Descriptor instead.
+func (*ProviderTarget) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ProviderTarget) GetSchema() string {
+	if x != nil {
+		return x.Schema
+	}
+	return ""
+}
+
+func (x *ProviderTarget) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
+func (x *ProviderTarget) GetRegion() string {
+	if x != nil {
+		return x.Region
+	}
+	return ""
+}
+
+func (x *ProviderTarget) GetSecret() string {
+	if x != nil {
+		return x.Secret
+	}
+	return ""
+}
+
+func (x *ProviderTarget) GetWorkloadIdentity() bool {
+	if x != nil {
+		return x.WorkloadIdentity
+	}
+	return false
+}
+
+func (x *ProviderTarget) GetMaxTokensCap() uint32 {
+	if x != nil {
+		return x.MaxTokensCap
+	}
+	return 0
+}
+
+func (x *ProviderTarget) GetConcurrency() uint32 {
+	if x != nil {
+		return x.Concurrency
+	}
+	return 0
+}
+
+func (x *ProviderTarget) GetFirstByte() *durationpb.Duration {
+	if x != nil {
+		return x.FirstByte
+	}
+	return nil
+}
+
+func (x *ProviderTarget) GetIdle() *durationpb.Duration {
+	if x != nil {
+		return x.Idle
+	}
+	return nil
+}
+
+func (x *ProviderTarget) GetTotal() *durationpb.Duration {
+	if x != nil {
+		return x.Total
+	}
+	return nil
+}
+
+// TagBar holds for requests that have all tags of all, one of any if there are
+// some, and none of none. Tags may end in *.
+type TagBar struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	All   []string               `protobuf:"bytes,1,rep,name=all,proto3" json:"all,omitempty"`
+	Any   []string               `protobuf:"bytes,2,rep,name=any,proto3" json:"any,omitempty"`
+	None  []string               `protobuf:"bytes,3,rep,name=none,proto3" json:"none,omitempty"`
+	// Those that count as present while the tags are not known.
+	Assumed       []string `protobuf:"bytes,4,rep,name=assumed,proto3" json:"assumed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TagBar) Reset() {
+	*x = TagBar{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TagBar) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TagBar) ProtoMessage() {}
+
+func (x *TagBar) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TagBar.ProtoReflect.Descriptor instead.
+func (*TagBar) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *TagBar) GetAll() []string {
+	if x != nil {
+		return x.All
+	}
+	return nil
+}
+
+func (x *TagBar) GetAny() []string {
+	if x != nil {
+		return x.Any
+	}
+	return nil
+}
+
+func (x *TagBar) GetNone() []string {
+	if x != nil {
+		return x.None
+	}
+	return nil
+}
+
+func (x *TagBar) GetAssumed() []string {
+	if x != nil {
+		return x.Assumed
+	}
+	return nil
+}
+
 // ReportRequest carries reports of one ingress, oldest first.
 type ReportRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -1144,7 +1360,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1156,7 +1372,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1169,7 +1385,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{8}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ReportRequest) GetReports() []*Report {
@@ -1200,7 +1416,7 @@ type ParityReport struct {
 
 func (x *ParityReport) Reset() {
 	*x = ParityReport{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1212,7 +1428,7 @@ func (x *ParityReport) String() string {
 func (*ParityReport) ProtoMessage() {}
 
 func (x *ParityReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1225,7 +1441,7 @@ func (x *ParityReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParityReport.ProtoReflect.Descriptor instead.
 func (*ParityReport) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{9}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ParityReport) GetIngress() string {
@@ -1261,7 +1477,7 @@ type Parity struct {
 
 func (x *Parity) Reset() {
 	*x = Parity{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1273,7 +1489,7 @@ func (x *Parity) String() string {
 func (*Parity) ProtoMessage() {}
 
 func (x *Parity) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1286,7 +1502,7 @@ func (x *Parity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Parity.ProtoReflect.Descriptor instead.
 func (*Parity) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{10}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Parity) GetProfile() string {
@@ -1342,7 +1558,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1354,7 +1570,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1367,7 +1583,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{11}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Report) GetRequestId() string {
@@ -1445,7 +1661,7 @@ type Moved struct {
 
 func (x *Moved) Reset() {
 	*x = Moved{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1457,7 +1673,7 @@ func (x *Moved) String() string {
 func (*Moved) ProtoMessage() {}
 
 func (x *Moved) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1470,7 +1686,7 @@ func (x *Moved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Moved.ProtoReflect.Descriptor instead.
 func (*Moved) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{12}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Moved) GetWorker() string {
@@ -1498,7 +1714,7 @@ type FirstToken struct {
 
 func (x *FirstToken) Reset() {
 	*x = FirstToken{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1510,7 +1726,7 @@ func (x *FirstToken) String() string {
 func (*FirstToken) ProtoMessage() {}
 
 func (x *FirstToken) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1523,7 +1739,7 @@ func (x *FirstToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FirstToken.ProtoReflect.Descriptor instead.
 func (*FirstToken) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{13}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *FirstToken) GetTtft() *durationpb.Duration {
@@ -1548,7 +1764,7 @@ type Done struct {
 
 func (x *Done) Reset() {
 	*x = Done{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1560,7 +1776,7 @@ func (x *Done) String() string {
 func (*Done) ProtoMessage() {}
 
 func (x *Done) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1573,7 +1789,7 @@ func (x *Done) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Done.ProtoReflect.Descriptor instead.
 func (*Done) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{14}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Done) GetOutcome() Outcome {
@@ -1613,7 +1829,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1625,7 +1841,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1638,7 +1854,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{15}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{17}
 }
 
 // WatchCatalogRequest has no fields.
@@ -1650,7 +1866,7 @@ type WatchCatalogRequest struct {
 
 func (x *WatchCatalogRequest) Reset() {
 	*x = WatchCatalogRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1662,7 +1878,7 @@ func (x *WatchCatalogRequest) String() string {
 func (*WatchCatalogRequest) ProtoMessage() {}
 
 func (x *WatchCatalogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1675,7 +1891,7 @@ func (x *WatchCatalogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchCatalogRequest.ProtoReflect.Descriptor instead.
 func (*WatchCatalogRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{16}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{18}
 }
 
 // WatchCatalogResponse carries a whole catalog.
@@ -1688,7 +1904,7 @@ type WatchCatalogResponse struct {
 
 func (x *WatchCatalogResponse) Reset() {
 	*x = WatchCatalogResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1700,7 +1916,7 @@ func (x *WatchCatalogResponse) String() string {
 func (*WatchCatalogResponse) ProtoMessage() {}
 
 func (x *WatchCatalogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1713,7 +1929,7 @@ func (x *WatchCatalogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchCatalogResponse.ProtoReflect.Descriptor instead.
 func (*WatchCatalogResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{17}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *WatchCatalogResponse) GetCatalog() *Catalog {
@@ -1755,7 +1971,7 @@ type Catalog struct {
 
 func (x *Catalog) Reset() {
 	*x = Catalog{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1767,7 +1983,7 @@ func (x *Catalog) String() string {
 func (*Catalog) ProtoMessage() {}
 
 func (x *Catalog) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1780,7 +1996,7 @@ func (x *Catalog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Catalog.ProtoReflect.Descriptor instead.
 func (*Catalog) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{18}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Catalog) GetVersion() uint64 {
@@ -1892,7 +2108,7 @@ type Objective struct {
 
 func (x *Objective) Reset() {
 	*x = Objective{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1904,7 +2120,7 @@ func (x *Objective) String() string {
 func (*Objective) ProtoMessage() {}
 
 func (x *Objective) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1917,7 +2133,7 @@ func (x *Objective) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Objective.ProtoReflect.Descriptor instead.
 func (*Objective) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{19}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Objective) GetKind() string {
@@ -2015,7 +2231,7 @@ type Price struct {
 
 func (x *Price) Reset() {
 	*x = Price{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2027,7 +2243,7 @@ func (x *Price) String() string {
 func (*Price) ProtoMessage() {}
 
 func (x *Price) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2040,7 +2256,7 @@ func (x *Price) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Price.ProtoReflect.Descriptor instead.
 func (*Price) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{20}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Price) GetBackend() string {
@@ -2119,7 +2335,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2131,7 +2347,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2144,7 +2360,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{21}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Pool) GetName() string {
@@ -2193,7 +2409,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2205,7 +2421,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2218,7 +2434,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{22}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Backend) GetName() string {
@@ -2327,7 +2543,7 @@ type JwtIssuer struct {
 
 func (x *JwtIssuer) Reset() {
 	*x = JwtIssuer{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2339,7 +2555,7 @@ func (x *JwtIssuer) String() string {
 func (*JwtIssuer) ProtoMessage() {}
 
 func (x *JwtIssuer) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2352,7 +2568,7 @@ func (x *JwtIssuer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JwtIssuer.ProtoReflect.Descriptor instead.
 func (*JwtIssuer) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{23}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *JwtIssuer) GetIssuer() string {
@@ -2418,7 +2634,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2430,7 +2646,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2443,7 +2659,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{24}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Tenant) GetName() string {
@@ -2556,7 +2772,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2568,7 +2784,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2581,7 +2797,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{25}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Key) GetId() string {
@@ -2631,7 +2847,7 @@ type ClaimIdentity struct {
 
 func (x *ClaimIdentity) Reset() {
 	*x = ClaimIdentity{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2643,7 +2859,7 @@ func (x *ClaimIdentity) String() string {
 func (*ClaimIdentity) ProtoMessage() {}
 
 func (x *ClaimIdentity) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2656,7 +2872,7 @@ func (x *ClaimIdentity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimIdentity.ProtoReflect.Descriptor instead.
 func (*ClaimIdentity) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{26}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ClaimIdentity) GetIssuer() string {
@@ -2699,7 +2915,7 @@ type LimitPolicy struct {
 
 func (x *LimitPolicy) Reset() {
 	*x = LimitPolicy{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2711,7 +2927,7 @@ func (x *LimitPolicy) String() string {
 func (*LimitPolicy) ProtoMessage() {}
 
 func (x *LimitPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2724,7 +2940,7 @@ func (x *LimitPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitPolicy.ProtoReflect.Descriptor instead.
 func (*LimitPolicy) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{27}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *LimitPolicy) GetName() string {
@@ -2793,7 +3009,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2805,7 +3021,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2818,7 +3034,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{28}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Limit) GetName() string {
@@ -2973,7 +3189,7 @@ type TokenLimit struct {
 
 func (x *TokenLimit) Reset() {
 	*x = TokenLimit{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2985,7 +3201,7 @@ func (x *TokenLimit) String() string {
 func (*TokenLimit) ProtoMessage() {}
 
 func (x *TokenLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2998,7 +3214,7 @@ func (x *TokenLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenLimit.ProtoReflect.Descriptor instead.
 func (*TokenLimit) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{29}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *TokenLimit) GetSort() TokenSort {
@@ -3048,7 +3264,7 @@ type CostLimit struct {
 
 func (x *CostLimit) Reset() {
 	*x = CostLimit{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3060,7 +3276,7 @@ func (x *CostLimit) String() string {
 func (*CostLimit) ProtoMessage() {}
 
 func (x *CostLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3073,7 +3289,7 @@ func (x *CostLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CostLimit.ProtoReflect.Descriptor instead.
 func (*CostLimit) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{30}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CostLimit) GetAmountMicros() int64 {
@@ -3102,7 +3318,7 @@ type Calendar struct {
 
 func (x *Calendar) Reset() {
 	*x = Calendar{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3114,7 +3330,7 @@ func (x *Calendar) String() string {
 func (*Calendar) ProtoMessage() {}
 
 func (x *Calendar) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3127,7 +3343,7 @@ func (x *Calendar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Calendar.ProtoReflect.Descriptor instead.
 func (*Calendar) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{31}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Calendar) GetPeriod() CalendarPeriod {
@@ -3170,7 +3386,7 @@ type Model struct {
 
 func (x *Model) Reset() {
 	*x = Model{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3182,7 +3398,7 @@ func (x *Model) String() string {
 func (*Model) ProtoMessage() {}
 
 func (x *Model) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3195,7 +3411,7 @@ func (x *Model) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Model.ProtoReflect.Descriptor instead.
 func (*Model) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{32}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Model) GetName() string {
@@ -3291,7 +3507,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3303,7 +3519,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3316,7 +3532,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{33}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Profile) GetId() string {
@@ -3417,7 +3633,7 @@ type Worker struct {
 
 func (x *Worker) Reset() {
 	*x = Worker{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3429,7 +3645,7 @@ func (x *Worker) String() string {
 func (*Worker) ProtoMessage() {}
 
 func (x *Worker) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3442,7 +3658,7 @@ func (x *Worker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Worker.ProtoReflect.Descriptor instead.
 func (*Worker) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{34}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Worker) GetUid() string {
@@ -3586,7 +3802,7 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\tRejection\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x12\n" +
-	"\x04rule\x18\x03 \x01(\tR\x04rule\"\xc4\x02\n" +
+	"\x04rule\x18\x03 \x01(\tR\x04rule\"\xb4\x03\n" +
 	"\bEndpoint\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x10\n" +
 	"\x03url\x18\x02 \x01(\tR\x03url\x121\n" +
@@ -3595,8 +3811,29 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\x0eupstream_model\x18\x05 \x01(\tR\rupstreamModel\x12@\n" +
 	"\x0epredicted_ttft\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\rpredictedTtft\x12%\n" +
 	"\x0ematched_tokens\x18\a \x01(\rR\rmatchedTokens\x12\x1a\n" +
-	"\bprovider\x18\b \x01(\tR\bproviderB\x15\n" +
-	"\x13_data_parallel_rank\"\x83\x01\n" +
+	"\bprovider\x18\b \x01(\tR\bprovider\x12<\n" +
+	"\x06target\x18\t \x01(\v2$.kinference.router.v1.ProviderTargetR\x06target\x120\n" +
+	"\x04bars\x18\n" +
+	" \x03(\v2\x1c.kinference.router.v1.TagBarR\x04barsB\x15\n" +
+	"\x13_data_parallel_rank\"\x83\x03\n" +
+	"\x0eProviderTarget\x12\x16\n" +
+	"\x06schema\x18\x01 \x01(\tR\x06schema\x12\x1a\n" +
+	"\bendpoint\x18\x02 \x01(\tR\bendpoint\x12\x16\n" +
+	"\x06region\x18\x03 \x01(\tR\x06region\x12\x16\n" +
+	"\x06secret\x18\x04 \x01(\tR\x06secret\x12+\n" +
+	"\x11workload_identity\x18\x05 \x01(\bR\x10workloadIdentity\x12$\n" +
+	"\x0emax_tokens_cap\x18\x06 \x01(\rR\fmaxTokensCap\x12 \n" +
+	"\vconcurrency\x18\a \x01(\rR\vconcurrency\x128\n" +
+	"\n" +
+	"first_byte\x18\b \x01(\v2\x19.google.protobuf.DurationR\tfirstByte\x12-\n" +
+	"\x04idle\x18\t \x01(\v2\x19.google.protobuf.DurationR\x04idle\x12/\n" +
+	"\x05total\x18\n" +
+	" \x01(\v2\x19.google.protobuf.DurationR\x05total\"Z\n" +
+	"\x06TagBar\x12\x10\n" +
+	"\x03all\x18\x01 \x03(\tR\x03all\x12\x10\n" +
+	"\x03any\x18\x02 \x03(\tR\x03any\x12\x12\n" +
+	"\x04none\x18\x03 \x03(\tR\x04none\x12\x18\n" +
+	"\aassumed\x18\x04 \x03(\tR\aassumed\"\x83\x01\n" +
 	"\rReportRequest\x126\n" +
 	"\areports\x18\x01 \x03(\v2\x1c.kinference.router.v1.ReportR\areports\x12:\n" +
 	"\x06parity\x18\x02 \x01(\v2\".kinference.router.v1.ParityReportR\x06parity\"b\n" +
@@ -3870,7 +4107,7 @@ func file_kinference_router_v1_router_proto_rawDescGZIP() []byte {
 }
 
 var file_kinference_router_v1_router_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_kinference_router_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_kinference_router_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_kinference_router_v1_router_proto_goTypes = []any{
 	(ParityState)(0),             // 0: kinference.router.v1.ParityState
 	(ParityCause)(0),             // 1: kinference.router.v1.ParityCause
@@ -3887,100 +4124,107 @@ var file_kinference_router_v1_router_proto_goTypes = []any{
 	(*RouteResponse)(nil),        // 12: kinference.router.v1.RouteResponse
 	(*Rejection)(nil),            // 13: kinference.router.v1.Rejection
 	(*Endpoint)(nil),             // 14: kinference.router.v1.Endpoint
-	(*ReportRequest)(nil),        // 15: kinference.router.v1.ReportRequest
-	(*ParityReport)(nil),         // 16: kinference.router.v1.ParityReport
-	(*Parity)(nil),               // 17: kinference.router.v1.Parity
-	(*Report)(nil),               // 18: kinference.router.v1.Report
-	(*Moved)(nil),                // 19: kinference.router.v1.Moved
-	(*FirstToken)(nil),           // 20: kinference.router.v1.FirstToken
-	(*Done)(nil),                 // 21: kinference.router.v1.Done
-	(*ReportResponse)(nil),       // 22: kinference.router.v1.ReportResponse
-	(*WatchCatalogRequest)(nil),  // 23: kinference.router.v1.WatchCatalogRequest
-	(*WatchCatalogResponse)(nil), // 24: kinference.router.v1.WatchCatalogResponse
-	(*Catalog)(nil),              // 25: kinference.router.v1.Catalog
-	(*Objective)(nil),            // 26: kinference.router.v1.Objective
-	(*Price)(nil),                // 27: kinference.router.v1.Price
-	(*Pool)(nil),                 // 28: kinference.router.v1.Pool
-	(*Backend)(nil),              // 29: kinference.router.v1.Backend
-	(*JwtIssuer)(nil),            // 30: kinference.router.v1.JwtIssuer
-	(*Tenant)(nil),               // 31: kinference.router.v1.Tenant
-	(*Key)(nil),                  // 32: kinference.router.v1.Key
-	(*ClaimIdentity)(nil),        // 33: kinference.router.v1.ClaimIdentity
-	(*LimitPolicy)(nil),          // 34: kinference.router.v1.LimitPolicy
-	(*Limit)(nil),                // 35: kinference.router.v1.Limit
-	(*TokenLimit)(nil),           // 36: kinference.router.v1.TokenLimit
-	(*CostLimit)(nil),            // 37: kinference.router.v1.CostLimit
-	(*Calendar)(nil),             // 38: kinference.router.v1.Calendar
-	(*Model)(nil),                // 39: kinference.router.v1.Model
-	(*Profile)(nil),              // 40: kinference.router.v1.Profile
-	(*Worker)(nil),               // 41: kinference.router.v1.Worker
-	nil,                          // 42: kinference.router.v1.Attributes.HeadersEntry
-	nil,                          // 43: kinference.router.v1.Catalog.EpochsEntry
-	(*durationpb.Duration)(nil),  // 44: google.protobuf.Duration
+	(*ProviderTarget)(nil),       // 15: kinference.router.v1.ProviderTarget
+	(*TagBar)(nil),               // 16: kinference.router.v1.TagBar
+	(*ReportRequest)(nil),        // 17: kinference.router.v1.ReportRequest
+	(*ParityReport)(nil),         // 18: kinference.router.v1.ParityReport
+	(*Parity)(nil),               // 19: kinference.router.v1.Parity
+	(*Report)(nil),               // 20: kinference.router.v1.Report
+	(*Moved)(nil),                // 21: kinference.router.v1.Moved
+	(*FirstToken)(nil),           // 22: kinference.router.v1.FirstToken
+	(*Done)(nil),                 // 23: kinference.router.v1.Done
+	(*ReportResponse)(nil),       // 24: kinference.router.v1.ReportResponse
+	(*WatchCatalogRequest)(nil),  // 25: kinference.router.v1.WatchCatalogRequest
+	(*WatchCatalogResponse)(nil), // 26: kinference.router.v1.WatchCatalogResponse
+	(*Catalog)(nil),              // 27: kinference.router.v1.Catalog
+	(*Objective)(nil),            // 28: kinference.router.v1.Objective
+	(*Price)(nil),                // 29: kinference.router.v1.Price
+	(*Pool)(nil),                 // 30: kinference.router.v1.Pool
+	(*Backend)(nil),              // 31: kinference.router.v1.Backend
+	(*JwtIssuer)(nil),            // 32: kinference.router.v1.JwtIssuer
+	(*Tenant)(nil),               // 33: kinference.router.v1.Tenant
+	(*Key)(nil),                  // 34: kinference.router.v1.Key
+	(*ClaimIdentity)(nil),        // 35: kinference.router.v1.ClaimIdentity
+	(*LimitPolicy)(nil),          // 36: kinference.router.v1.LimitPolicy
+	(*Limit)(nil),                // 37: kinference.router.v1.Limit
+	(*TokenLimit)(nil),           // 38: kinference.router.v1.TokenLimit
+	(*CostLimit)(nil),            // 39: kinference.router.v1.CostLimit
+	(*Calendar)(nil),             // 40: kinference.router.v1.Calendar
+	(*Model)(nil),                // 41: kinference.router.v1.Model
+	(*Profile)(nil),              // 42: kinference.router.v1.Profile
+	(*Worker)(nil),               // 43: kinference.router.v1.Worker
+	nil,                          // 44: kinference.router.v1.Attributes.HeadersEntry
+	nil,                          // 45: kinference.router.v1.Catalog.EpochsEntry
+	(*durationpb.Duration)(nil),  // 46: google.protobuf.Duration
 }
 var file_kinference_router_v1_router_proto_depIdxs = []int32{
 	11, // 0: kinference.router.v1.RouteRequest.prompts:type_name -> kinference.router.v1.Prompt
 	10, // 1: kinference.router.v1.RouteRequest.attributes:type_name -> kinference.router.v1.Attributes
-	42, // 2: kinference.router.v1.Attributes.headers:type_name -> kinference.router.v1.Attributes.HeadersEntry
+	44, // 2: kinference.router.v1.Attributes.headers:type_name -> kinference.router.v1.Attributes.HeadersEntry
 	14, // 3: kinference.router.v1.RouteResponse.endpoints:type_name -> kinference.router.v1.Endpoint
-	44, // 4: kinference.router.v1.RouteResponse.queued:type_name -> google.protobuf.Duration
-	44, // 5: kinference.router.v1.Endpoint.predicted_ttft:type_name -> google.protobuf.Duration
-	18, // 6: kinference.router.v1.ReportRequest.reports:type_name -> kinference.router.v1.Report
-	16, // 7: kinference.router.v1.ReportRequest.parity:type_name -> kinference.router.v1.ParityReport
-	17, // 8: kinference.router.v1.ParityReport.verdicts:type_name -> kinference.router.v1.Parity
-	0,  // 9: kinference.router.v1.Parity.state:type_name -> kinference.router.v1.ParityState
-	1,  // 10: kinference.router.v1.Parity.cause:type_name -> kinference.router.v1.ParityCause
-	19, // 11: kinference.router.v1.Report.moved:type_name -> kinference.router.v1.Moved
-	20, // 12: kinference.router.v1.Report.first_token:type_name -> kinference.router.v1.FirstToken
-	21, // 13: kinference.router.v1.Report.done:type_name -> kinference.router.v1.Done
-	44, // 14: kinference.router.v1.FirstToken.ttft:type_name -> google.protobuf.Duration
-	2,  // 15: kinference.router.v1.Done.outcome:type_name -> kinference.router.v1.Outcome
-	25, // 16: kinference.router.v1.WatchCatalogResponse.catalog:type_name -> kinference.router.v1.Catalog
-	39, // 17: kinference.router.v1.Catalog.models:type_name -> kinference.router.v1.Model
-	40, // 18: kinference.router.v1.Catalog.profiles:type_name -> kinference.router.v1.Profile
-	41, // 19: kinference.router.v1.Catalog.workers:type_name -> kinference.router.v1.Worker
-	43, // 20: kinference.router.v1.Catalog.epochs:type_name -> kinference.router.v1.Catalog.EpochsEntry
-	29, // 21: kinference.router.v1.Catalog.backends:type_name -> kinference.router.v1.Backend
-	28, // 22: kinference.router.v1.Catalog.pools:type_name -> kinference.router.v1.Pool
-	31, // 23: kinference.router.v1.Catalog.tenants:type_name -> kinference.router.v1.Tenant
-	34, // 24: kinference.router.v1.Catalog.limit_policies:type_name -> kinference.router.v1.LimitPolicy
-	27, // 25: kinference.router.v1.Catalog.prices:type_name -> kinference.router.v1.Price
-	26, // 26: kinference.router.v1.Catalog.objectives:type_name -> kinference.router.v1.Objective
-	44, // 27: kinference.router.v1.Objective.threshold:type_name -> google.protobuf.Duration
-	44, // 28: kinference.router.v1.Objective.window:type_name -> google.protobuf.Duration
-	39, // 29: kinference.router.v1.Pool.models:type_name -> kinference.router.v1.Model
-	30, // 30: kinference.router.v1.Backend.jwt:type_name -> kinference.router.v1.JwtIssuer
-	44, // 31: kinference.router.v1.Backend.idle_timeout:type_name -> google.protobuf.Duration
-	44, // 32: kinference.router.v1.Backend.total_timeout:type_name -> google.protobuf.Duration
-	32, // 33: kinference.router.v1.Tenant.keys:type_name -> kinference.router.v1.Key
-	33, // 34: kinference.router.v1.Tenant.claims:type_name -> kinference.router.v1.ClaimIdentity
-	35, // 35: kinference.router.v1.Tenant.limits:type_name -> kinference.router.v1.Limit
-	35, // 36: kinference.router.v1.LimitPolicy.limits:type_name -> kinference.router.v1.Limit
-	3,  // 37: kinference.router.v1.Limit.per:type_name -> kinference.router.v1.LimitScope
-	36, // 38: kinference.router.v1.Limit.tokens:type_name -> kinference.router.v1.TokenLimit
-	37, // 39: kinference.router.v1.Limit.cost:type_name -> kinference.router.v1.CostLimit
-	44, // 40: kinference.router.v1.Limit.window:type_name -> google.protobuf.Duration
-	44, // 41: kinference.router.v1.Limit.burst:type_name -> google.protobuf.Duration
-	38, // 42: kinference.router.v1.Limit.calendar:type_name -> kinference.router.v1.Calendar
-	6,  // 43: kinference.router.v1.Limit.on_unavailable:type_name -> kinference.router.v1.OnUnavailable
-	4,  // 44: kinference.router.v1.TokenLimit.sort:type_name -> kinference.router.v1.TokenSort
-	5,  // 45: kinference.router.v1.Calendar.period:type_name -> kinference.router.v1.CalendarPeriod
-	0,  // 46: kinference.router.v1.Profile.parity:type_name -> kinference.router.v1.ParityState
-	1,  // 47: kinference.router.v1.Profile.parity_cause:type_name -> kinference.router.v1.ParityCause
-	44, // 48: kinference.router.v1.Worker.metrics_interval:type_name -> google.protobuf.Duration
-	9,  // 49: kinference.router.v1.RouterService.Route:input_type -> kinference.router.v1.RouteRequest
-	15, // 50: kinference.router.v1.RouterService.Report:input_type -> kinference.router.v1.ReportRequest
-	23, // 51: kinference.router.v1.RouterService.WatchCatalog:input_type -> kinference.router.v1.WatchCatalogRequest
-	7,  // 52: kinference.router.v1.RouterService.ReviewToken:input_type -> kinference.router.v1.ReviewTokenRequest
-	12, // 53: kinference.router.v1.RouterService.Route:output_type -> kinference.router.v1.RouteResponse
-	22, // 54: kinference.router.v1.RouterService.Report:output_type -> kinference.router.v1.ReportResponse
-	24, // 55: kinference.router.v1.RouterService.WatchCatalog:output_type -> kinference.router.v1.WatchCatalogResponse
-	8,  // 56: kinference.router.v1.RouterService.ReviewToken:output_type -> kinference.router.v1.ReviewTokenResponse
-	53, // [53:57] is the sub-list for method output_type
-	49, // [49:53] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	46, // 4: kinference.router.v1.RouteResponse.queued:type_name -> google.protobuf.Duration
+	46, // 5: kinference.router.v1.Endpoint.predicted_ttft:type_name -> google.protobuf.Duration
+	15, // 6: kinference.router.v1.Endpoint.target:type_name -> kinference.router.v1.ProviderTarget
+	16, // 7: kinference.router.v1.Endpoint.bars:type_name -> kinference.router.v1.TagBar
+	46, // 8: kinference.router.v1.ProviderTarget.first_byte:type_name -> google.protobuf.Duration
+	46, // 9: kinference.router.v1.ProviderTarget.idle:type_name -> google.protobuf.Duration
+	46, // 10: kinference.router.v1.ProviderTarget.total:type_name -> google.protobuf.Duration
+	20, // 11: kinference.router.v1.ReportRequest.reports:type_name -> kinference.router.v1.Report
+	18, // 12: kinference.router.v1.ReportRequest.parity:type_name -> kinference.router.v1.ParityReport
+	19, // 13: kinference.router.v1.ParityReport.verdicts:type_name -> kinference.router.v1.Parity
+	0,  // 14: kinference.router.v1.Parity.state:type_name -> kinference.router.v1.ParityState
+	1,  // 15: kinference.router.v1.Parity.cause:type_name -> kinference.router.v1.ParityCause
+	21, // 16: kinference.router.v1.Report.moved:type_name -> kinference.router.v1.Moved
+	22, // 17: kinference.router.v1.Report.first_token:type_name -> kinference.router.v1.FirstToken
+	23, // 18: kinference.router.v1.Report.done:type_name -> kinference.router.v1.Done
+	46, // 19: kinference.router.v1.FirstToken.ttft:type_name -> google.protobuf.Duration
+	2,  // 20: kinference.router.v1.Done.outcome:type_name -> kinference.router.v1.Outcome
+	27, // 21: kinference.router.v1.WatchCatalogResponse.catalog:type_name -> kinference.router.v1.Catalog
+	41, // 22: kinference.router.v1.Catalog.models:type_name -> kinference.router.v1.Model
+	42, // 23: kinference.router.v1.Catalog.profiles:type_name -> kinference.router.v1.Profile
+	43, // 24: kinference.router.v1.Catalog.workers:type_name -> kinference.router.v1.Worker
+	45, // 25: kinference.router.v1.Catalog.epochs:type_name -> kinference.router.v1.Catalog.EpochsEntry
+	31, // 26: kinference.router.v1.Catalog.backends:type_name -> kinference.router.v1.Backend
+	30, // 27: kinference.router.v1.Catalog.pools:type_name -> kinference.router.v1.Pool
+	33, // 28: kinference.router.v1.Catalog.tenants:type_name -> kinference.router.v1.Tenant
+	36, // 29: kinference.router.v1.Catalog.limit_policies:type_name -> kinference.router.v1.LimitPolicy
+	29, // 30: kinference.router.v1.Catalog.prices:type_name -> kinference.router.v1.Price
+	28, // 31: kinference.router.v1.Catalog.objectives:type_name -> kinference.router.v1.Objective
+	46, // 32: kinference.router.v1.Objective.threshold:type_name -> google.protobuf.Duration
+	46, // 33: kinference.router.v1.Objective.window:type_name -> google.protobuf.Duration
+	41, // 34: kinference.router.v1.Pool.models:type_name -> kinference.router.v1.Model
+	32, // 35: kinference.router.v1.Backend.jwt:type_name -> kinference.router.v1.JwtIssuer
+	46, // 36: kinference.router.v1.Backend.idle_timeout:type_name -> google.protobuf.Duration
+	46, // 37: kinference.router.v1.Backend.total_timeout:type_name -> google.protobuf.Duration
+	34, // 38: kinference.router.v1.Tenant.keys:type_name -> kinference.router.v1.Key
+	35, // 39: kinference.router.v1.Tenant.claims:type_name -> kinference.router.v1.ClaimIdentity
+	37, // 40: kinference.router.v1.Tenant.limits:type_name -> kinference.router.v1.Limit
+	37, // 41: kinference.router.v1.LimitPolicy.limits:type_name -> kinference.router.v1.Limit
+	3,  // 42: kinference.router.v1.Limit.per:type_name -> kinference.router.v1.LimitScope
+	38, // 43: kinference.router.v1.Limit.tokens:type_name -> kinference.router.v1.TokenLimit
+	39, // 44: kinference.router.v1.Limit.cost:type_name -> kinference.router.v1.CostLimit
+	46, // 45: kinference.router.v1.Limit.window:type_name -> google.protobuf.Duration
+	46, // 46: kinference.router.v1.Limit.burst:type_name -> google.protobuf.Duration
+	40, // 47: kinference.router.v1.Limit.calendar:type_name -> kinference.router.v1.Calendar
+	6,  // 48: kinference.router.v1.Limit.on_unavailable:type_name -> kinference.router.v1.OnUnavailable
+	4,  // 49: kinference.router.v1.TokenLimit.sort:type_name -> kinference.router.v1.TokenSort
+	5,  // 50: kinference.router.v1.Calendar.period:type_name -> kinference.router.v1.CalendarPeriod
+	0,  // 51: kinference.router.v1.Profile.parity:type_name -> kinference.router.v1.ParityState
+	1,  // 52: kinference.router.v1.Profile.parity_cause:type_name -> kinference.router.v1.ParityCause
+	46, // 53: kinference.router.v1.Worker.metrics_interval:type_name -> google.protobuf.Duration
+	9,  // 54: kinference.router.v1.RouterService.Route:input_type -> kinference.router.v1.RouteRequest
+	17, // 55: kinference.router.v1.RouterService.Report:input_type -> kinference.router.v1.ReportRequest
+	25, // 56: kinference.router.v1.RouterService.WatchCatalog:input_type -> kinference.router.v1.WatchCatalogRequest
+	7,  // 57: kinference.router.v1.RouterService.ReviewToken:input_type -> kinference.router.v1.ReviewTokenRequest
+	12, // 58: kinference.router.v1.RouterService.Route:output_type -> kinference.router.v1.RouteResponse
+	24, // 59: kinference.router.v1.RouterService.Report:output_type -> kinference.router.v1.ReportResponse
+	26, // 60: kinference.router.v1.RouterService.WatchCatalog:output_type -> kinference.router.v1.WatchCatalogResponse
+	8,  // 61: kinference.router.v1.RouterService.ReviewToken:output_type -> kinference.router.v1.ReviewTokenResponse
+	58, // [58:62] is the sub-list for method output_type
+	54, // [54:58] is the sub-list for method input_type
+	54, // [54:54] is the sub-list for extension type_name
+	54, // [54:54] is the sub-list for extension extendee
+	0,  // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_kinference_router_v1_router_proto_init() }
@@ -3989,13 +4233,13 @@ func file_kinference_router_v1_router_proto_init() {
 		return
 	}
 	file_kinference_router_v1_router_proto_msgTypes[7].OneofWrappers = []any{}
-	file_kinference_router_v1_router_proto_msgTypes[11].OneofWrappers = []any{
+	file_kinference_router_v1_router_proto_msgTypes[13].OneofWrappers = []any{
 		(*Report_Moved)(nil),
 		(*Report_FirstToken)(nil),
 		(*Report_Done)(nil),
 	}
-	file_kinference_router_v1_router_proto_msgTypes[14].OneofWrappers = []any{}
-	file_kinference_router_v1_router_proto_msgTypes[28].OneofWrappers = []any{
+	file_kinference_router_v1_router_proto_msgTypes[16].OneofWrappers = []any{}
+	file_kinference_router_v1_router_proto_msgTypes[30].OneofWrappers = []any{
 		(*Limit_Tokens)(nil),
 		(*Limit_Requests)(nil),
 		(*Limit_Concurrency)(nil),
@@ -4008,7 +4252,7 @@ func file_kinference_router_v1_router_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kinference_router_v1_router_proto_rawDesc), len(file_kinference_router_v1_router_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   37,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
