@@ -284,7 +284,7 @@ func TestHealing(t *testing.T) {
 			t.Error("the profile does not heal")
 		}
 		asked = f.questions("a")
-		time.Sleep(8 * time.Minute)
+		time.Sleep(6 * time.Minute)
 		synctest.Wait()
 		if f.questions("a") != asked {
 			t.Error("asked again too soon")
