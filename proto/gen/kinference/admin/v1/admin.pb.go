@@ -3129,8 +3129,8 @@ type RecordedRequest struct {
 	MaxTokens uint32   `protobuf:"varint,6,opt,name=max_tokens,json=maxTokens,proto3" json:"max_tokens,omitempty"`
 	Tools     []string `protobuf:"bytes,7,rep,name=tools,proto3" json:"tools,omitempty"`
 	Tags      []string `protobuf:"bytes,8,rep,name=tags,proto3" json:"tags,omitempty"`
-	// The whole prompt was classified, so that other tags are absent. Otherwise
-	// they are unknown.
+	// The whole prompt was classified, so that other tags are absent, but for
+	// unknown_tags. Otherwise they are unknown, but for absent_tags.
 	Classified bool `protobuf:"varint,9,opt,name=classified,proto3" json:"classified,omitempty"`
 	// Headers and claims (in JSON) that some rule reads by name. What is in
 	// header_names and claim_names and not here was absent.
@@ -3143,7 +3143,10 @@ type RecordedRequest struct {
 	HeadersWithheld bool `protobuf:"varint,14,opt,name=headers_withheld,json=headersWithheld,proto3" json:"headers_withheld,omitempty"`
 	ClaimsWithheld  bool `protobuf:"varint,15,opt,name=claims_withheld,json=claimsWithheld,proto3" json:"claims_withheld,omitempty"`
 	// Lists above were cut to their bounds.
-	Cut           bool `protobuf:"varint,16,opt,name=cut,proto3" json:"cut,omitempty"`
+	Cut bool `protobuf:"varint,16,opt,name=cut,proto3" json:"cut,omitempty"`
+	// As in Attributes of the router.
+	AbsentTags    []string          `protobuf:"bytes,17,rep,name=absent_tags,json=absentTags,proto3" json:"absent_tags,omitempty"`
+	UnknownTags   []*v11.UnknownTag `protobuf:"bytes,18,rep,name=unknown_tags,json=unknownTags,proto3" json:"unknown_tags,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3288,6 +3291,20 @@ func (x *RecordedRequest) GetCut() bool {
 		return x.Cut
 	}
 	return false
+}
+
+func (x *RecordedRequest) GetAbsentTags() []string {
+	if x != nil {
+		return x.AbsentTags
+	}
+	return nil
+}
+
+func (x *RecordedRequest) GetUnknownTags() []*v11.UnknownTag {
+	if x != nil {
+		return x.UnknownTags
+	}
+	return nil
 }
 
 // Candidate is one endpoint as the decision saw it.
@@ -3903,7 +3920,7 @@ const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"\x06metric\x18\x01 \x01(\tR\x06metric\x121\n" +
 	"\x06window\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06window\x12\x14\n" +
 	"\x05above\x18\x03 \x01(\x01R\x05above\x12\x14\n" +
-	"\x05until\x18\x04 \x01(\x01R\x05until\"\xc8\x05\n" +
+	"\x05until\x18\x04 \x01(\x01R\x05until\"\xae\x06\n" +
 	"\x0fRecordedRequest\x12\x18\n" +
 	"\atenants\x18\x01 \x03(\tR\atenants\x12\x10\n" +
 	"\x03qos\x18\x02 \x01(\tR\x03qos\x12\x1a\n" +
@@ -3926,7 +3943,10 @@ const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"claimNames\x12)\n" +
 	"\x10headers_withheld\x18\x0e \x01(\bR\x0fheadersWithheld\x12'\n" +
 	"\x0fclaims_withheld\x18\x0f \x01(\bR\x0eclaimsWithheld\x12\x10\n" +
-	"\x03cut\x18\x10 \x01(\bR\x03cut\x1a:\n" +
+	"\x03cut\x18\x10 \x01(\bR\x03cut\x12\x1f\n" +
+	"\vabsent_tags\x18\x11 \x03(\tR\n" +
+	"absentTags\x12C\n" +
+	"\funknown_tags\x18\x12 \x03(\v2 .kinference.router.v1.UnknownTagR\vunknownTags\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a=\n" +
@@ -4058,6 +4078,7 @@ var file_kinference_admin_v1_admin_proto_goTypes = []any{
 	(v11.ParityCause)(0),           // 49: kinference.router.v1.ParityCause
 	(*v11.Attributes)(nil),         // 50: kinference.router.v1.Attributes
 	(v11.Outcome)(0),               // 51: kinference.router.v1.Outcome
+	(*v11.UnknownTag)(nil),         // 52: kinference.router.v1.UnknownTag
 }
 var file_kinference_admin_v1_admin_proto_depIdxs = []int32{
 	46, // 0: kinference.admin.v1.InspectIndexResponse.index:type_name -> kinference.kvtracker.v1.InspectResponse
@@ -4113,38 +4134,39 @@ var file_kinference_admin_v1_admin_proto_depIdxs = []int32{
 	47, // 50: kinference.admin.v1.Threshold.window:type_name -> google.protobuf.Duration
 	43, // 51: kinference.admin.v1.RecordedRequest.headers:type_name -> kinference.admin.v1.RecordedRequest.HeadersEntry
 	44, // 52: kinference.admin.v1.RecordedRequest.claims_json:type_name -> kinference.admin.v1.RecordedRequest.ClaimsJsonEntry
-	47, // 53: kinference.admin.v1.Candidate.predicted_ttft:type_name -> google.protobuf.Duration
-	47, // 54: kinference.admin.v1.Candidate.predicted_wait:type_name -> google.protobuf.Duration
-	47, // 55: kinference.admin.v1.Candidate.predicted_prefill:type_name -> google.protobuf.Duration
-	47, // 56: kinference.admin.v1.Candidate.sample_age:type_name -> google.protobuf.Duration
-	47, // 57: kinference.admin.v1.Candidate.predicted_e2e:type_name -> google.protobuf.Duration
-	26, // 58: kinference.admin.v1.Candidate.means:type_name -> kinference.admin.v1.LoadMean
-	45, // 59: kinference.admin.v1.Candidate.labels:type_name -> kinference.admin.v1.Candidate.LabelsEntry
-	10, // 60: kinference.admin.v1.AdminService.GetCatalog:input_type -> kinference.admin.v1.GetCatalogRequest
-	20, // 61: kinference.admin.v1.AdminService.Status:input_type -> kinference.admin.v1.StatusRequest
-	22, // 62: kinference.admin.v1.AdminService.ListWorkers:input_type -> kinference.admin.v1.ListWorkersRequest
-	32, // 63: kinference.admin.v1.AdminService.Explain:input_type -> kinference.admin.v1.ExplainRequest
-	34, // 64: kinference.admin.v1.AdminService.WatchDecisions:input_type -> kinference.admin.v1.WatchDecisionsRequest
-	36, // 65: kinference.admin.v1.AdminService.Evaluate:input_type -> kinference.admin.v1.EvaluateRequest
-	1,  // 66: kinference.admin.v1.AdminService.InspectIndex:input_type -> kinference.admin.v1.InspectIndexRequest
-	4,  // 67: kinference.admin.v1.AdminService.ListKeys:input_type -> kinference.admin.v1.ListKeysRequest
-	6,  // 68: kinference.admin.v1.AdminService.CreateKey:input_type -> kinference.admin.v1.CreateKeyRequest
-	8,  // 69: kinference.admin.v1.AdminService.RevokeKey:input_type -> kinference.admin.v1.RevokeKeyRequest
-	11, // 70: kinference.admin.v1.AdminService.GetCatalog:output_type -> kinference.admin.v1.GetCatalogResponse
-	21, // 71: kinference.admin.v1.AdminService.Status:output_type -> kinference.admin.v1.StatusResponse
-	23, // 72: kinference.admin.v1.AdminService.ListWorkers:output_type -> kinference.admin.v1.ListWorkersResponse
-	33, // 73: kinference.admin.v1.AdminService.Explain:output_type -> kinference.admin.v1.ExplainResponse
-	35, // 74: kinference.admin.v1.AdminService.WatchDecisions:output_type -> kinference.admin.v1.WatchDecisionsResponse
-	37, // 75: kinference.admin.v1.AdminService.Evaluate:output_type -> kinference.admin.v1.EvaluateResponse
-	2,  // 76: kinference.admin.v1.AdminService.InspectIndex:output_type -> kinference.admin.v1.InspectIndexResponse
-	5,  // 77: kinference.admin.v1.AdminService.ListKeys:output_type -> kinference.admin.v1.ListKeysResponse
-	7,  // 78: kinference.admin.v1.AdminService.CreateKey:output_type -> kinference.admin.v1.CreateKeyResponse
-	9,  // 79: kinference.admin.v1.AdminService.RevokeKey:output_type -> kinference.admin.v1.RevokeKeyResponse
-	70, // [70:80] is the sub-list for method output_type
-	60, // [60:70] is the sub-list for method input_type
-	60, // [60:60] is the sub-list for extension type_name
-	60, // [60:60] is the sub-list for extension extendee
-	0,  // [0:60] is the sub-list for field type_name
+	52, // 53: kinference.admin.v1.RecordedRequest.unknown_tags:type_name -> kinference.router.v1.UnknownTag
+	47, // 54: kinference.admin.v1.Candidate.predicted_ttft:type_name -> google.protobuf.Duration
+	47, // 55: kinference.admin.v1.Candidate.predicted_wait:type_name -> google.protobuf.Duration
+	47, // 56: kinference.admin.v1.Candidate.predicted_prefill:type_name -> google.protobuf.Duration
+	47, // 57: kinference.admin.v1.Candidate.sample_age:type_name -> google.protobuf.Duration
+	47, // 58: kinference.admin.v1.Candidate.predicted_e2e:type_name -> google.protobuf.Duration
+	26, // 59: kinference.admin.v1.Candidate.means:type_name -> kinference.admin.v1.LoadMean
+	45, // 60: kinference.admin.v1.Candidate.labels:type_name -> kinference.admin.v1.Candidate.LabelsEntry
+	10, // 61: kinference.admin.v1.AdminService.GetCatalog:input_type -> kinference.admin.v1.GetCatalogRequest
+	20, // 62: kinference.admin.v1.AdminService.Status:input_type -> kinference.admin.v1.StatusRequest
+	22, // 63: kinference.admin.v1.AdminService.ListWorkers:input_type -> kinference.admin.v1.ListWorkersRequest
+	32, // 64: kinference.admin.v1.AdminService.Explain:input_type -> kinference.admin.v1.ExplainRequest
+	34, // 65: kinference.admin.v1.AdminService.WatchDecisions:input_type -> kinference.admin.v1.WatchDecisionsRequest
+	36, // 66: kinference.admin.v1.AdminService.Evaluate:input_type -> kinference.admin.v1.EvaluateRequest
+	1,  // 67: kinference.admin.v1.AdminService.InspectIndex:input_type -> kinference.admin.v1.InspectIndexRequest
+	4,  // 68: kinference.admin.v1.AdminService.ListKeys:input_type -> kinference.admin.v1.ListKeysRequest
+	6,  // 69: kinference.admin.v1.AdminService.CreateKey:input_type -> kinference.admin.v1.CreateKeyRequest
+	8,  // 70: kinference.admin.v1.AdminService.RevokeKey:input_type -> kinference.admin.v1.RevokeKeyRequest
+	11, // 71: kinference.admin.v1.AdminService.GetCatalog:output_type -> kinference.admin.v1.GetCatalogResponse
+	21, // 72: kinference.admin.v1.AdminService.Status:output_type -> kinference.admin.v1.StatusResponse
+	23, // 73: kinference.admin.v1.AdminService.ListWorkers:output_type -> kinference.admin.v1.ListWorkersResponse
+	33, // 74: kinference.admin.v1.AdminService.Explain:output_type -> kinference.admin.v1.ExplainResponse
+	35, // 75: kinference.admin.v1.AdminService.WatchDecisions:output_type -> kinference.admin.v1.WatchDecisionsResponse
+	37, // 76: kinference.admin.v1.AdminService.Evaluate:output_type -> kinference.admin.v1.EvaluateResponse
+	2,  // 77: kinference.admin.v1.AdminService.InspectIndex:output_type -> kinference.admin.v1.InspectIndexResponse
+	5,  // 78: kinference.admin.v1.AdminService.ListKeys:output_type -> kinference.admin.v1.ListKeysResponse
+	7,  // 79: kinference.admin.v1.AdminService.CreateKey:output_type -> kinference.admin.v1.CreateKeyResponse
+	9,  // 80: kinference.admin.v1.AdminService.RevokeKey:output_type -> kinference.admin.v1.RevokeKeyResponse
+	71, // [71:81] is the sub-list for method output_type
+	61, // [61:71] is the sub-list for method input_type
+	61, // [61:61] is the sub-list for extension type_name
+	61, // [61:61] is the sub-list for extension extendee
+	0,  // [0:61] is the sub-list for field type_name
 }
 
 func init() { file_kinference_admin_v1_admin_proto_init() }

@@ -689,13 +689,18 @@ type Attributes struct {
 	ClaimsJson string `protobuf:"bytes,6,opt,name=claims_json,json=claimsJson,proto3" json:"claims_json,omitempty"`
 	// Tags that the classifier gave.
 	Tags []string `protobuf:"bytes,7,rep,name=tags,proto3" json:"tags,omitempty"`
-	// The whole prompt was classified, so that other tags are absent. Otherwise
-	// they are unknown.
+	// The whole prompt was classified, so that other tags are absent, but for
+	// unknown_tags. Otherwise they are unknown, but for absent_tags.
 	Classified bool `protobuf:"varint,8,opt,name=classified,proto3" json:"classified,omitempty"`
 	// About how many tokens the prompt has, where no profile counted them.
 	EstimatedTokens uint32 `protobuf:"varint,9,opt,name=estimated_tokens,json=estimatedTokens,proto3" json:"estimated_tokens,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Of the tags that policies read those that are known to be absent: names, or
+	// beginnings of names with a star.
+	AbsentTags []string `protobuf:"bytes,10,rep,name=absent_tags,json=absentTags,proto3" json:"absent_tags,omitempty"`
+	// What could not be told, and why.
+	UnknownTags   []*UnknownTag `protobuf:"bytes,11,rep,name=unknown_tags,json=unknownTags,proto3" json:"unknown_tags,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Attributes) Reset() {
@@ -791,6 +796,75 @@ func (x *Attributes) GetEstimatedTokens() uint32 {
 	return 0
 }
 
+func (x *Attributes) GetAbsentTags() []string {
+	if x != nil {
+		return x.AbsentTags
+	}
+	return nil
+}
+
+func (x *Attributes) GetUnknownTags() []*UnknownTag {
+	if x != nil {
+		return x.UnknownTags
+	}
+	return nil
+}
+
+// UnknownTag is a tag, or all tags with a beginning, that nobody could tell.
+type UnknownTag struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name, or beginning of a name with a star.
+	Tag string `protobuf:"bytes,1,opt,name=tag,proto3" json:"tag,omitempty"`
+	// Codes such as oversize, media, timeout or breaker_open; never text of a prompt.
+	Causes        []string `protobuf:"bytes,2,rep,name=causes,proto3" json:"causes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnknownTag) Reset() {
+	*x = UnknownTag{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnknownTag) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnknownTag) ProtoMessage() {}
+
+func (x *UnknownTag) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnknownTag.ProtoReflect.Descriptor instead.
+func (*UnknownTag) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *UnknownTag) GetTag() string {
+	if x != nil {
+		return x.Tag
+	}
+	return ""
+}
+
+func (x *UnknownTag) GetCauses() []string {
+	if x != nil {
+		return x.Causes
+	}
+	return nil
+}
+
 // Prompt is the request as one profile's tokenizer and template see it.
 type Prompt struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -808,7 +882,7 @@ type Prompt struct {
 
 func (x *Prompt) Reset() {
 	*x = Prompt{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[4]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -820,7 +894,7 @@ func (x *Prompt) String() string {
 func (*Prompt) ProtoMessage() {}
 
 func (x *Prompt) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[4]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -833,7 +907,7 @@ func (x *Prompt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prompt.ProtoReflect.Descriptor instead.
 func (*Prompt) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{4}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Prompt) GetProfile() string {
@@ -891,7 +965,7 @@ type RouteResponse struct {
 
 func (x *RouteResponse) Reset() {
 	*x = RouteResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[5]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -903,7 +977,7 @@ func (x *RouteResponse) String() string {
 func (*RouteResponse) ProtoMessage() {}
 
 func (x *RouteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[5]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -916,7 +990,7 @@ func (x *RouteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouteResponse.ProtoReflect.Descriptor instead.
 func (*RouteResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{5}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RouteResponse) GetEndpoints() []*Endpoint {
@@ -975,7 +1049,7 @@ type Rejection struct {
 
 func (x *Rejection) Reset() {
 	*x = Rejection{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[6]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -987,7 +1061,7 @@ func (x *Rejection) String() string {
 func (*Rejection) ProtoMessage() {}
 
 func (x *Rejection) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[6]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1000,7 +1074,7 @@ func (x *Rejection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rejection.ProtoReflect.Descriptor instead.
 func (*Rejection) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{6}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Rejection) GetReason() string {
@@ -1054,7 +1128,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[7]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1066,7 +1140,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[7]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1079,7 +1153,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{7}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Endpoint) GetWorker() string {
@@ -1179,7 +1253,7 @@ type ProviderTarget struct {
 
 func (x *ProviderTarget) Reset() {
 	*x = ProviderTarget{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1191,7 +1265,7 @@ func (x *ProviderTarget) String() string {
 func (*ProviderTarget) ProtoMessage() {}
 
 func (x *ProviderTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1204,7 +1278,7 @@ func (x *ProviderTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProviderTarget.ProtoReflect.Descriptor instead.
 func (*ProviderTarget) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{8}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ProviderTarget) GetSchema() string {
@@ -1292,7 +1366,7 @@ type TagBar struct {
 
 func (x *TagBar) Reset() {
 	*x = TagBar{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1304,7 +1378,7 @@ func (x *TagBar) String() string {
 func (*TagBar) ProtoMessage() {}
 
 func (x *TagBar) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1317,7 +1391,7 @@ func (x *TagBar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagBar.ProtoReflect.Descriptor instead.
 func (*TagBar) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{9}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TagBar) GetAll() []string {
@@ -1360,7 +1434,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1372,7 +1446,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1385,7 +1459,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{10}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ReportRequest) GetReports() []*Report {
@@ -1416,7 +1490,7 @@ type ParityReport struct {
 
 func (x *ParityReport) Reset() {
 	*x = ParityReport{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1428,7 +1502,7 @@ func (x *ParityReport) String() string {
 func (*ParityReport) ProtoMessage() {}
 
 func (x *ParityReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1441,7 +1515,7 @@ func (x *ParityReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParityReport.ProtoReflect.Descriptor instead.
 func (*ParityReport) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{11}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ParityReport) GetIngress() string {
@@ -1477,7 +1551,7 @@ type Parity struct {
 
 func (x *Parity) Reset() {
 	*x = Parity{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1489,7 +1563,7 @@ func (x *Parity) String() string {
 func (*Parity) ProtoMessage() {}
 
 func (x *Parity) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1502,7 +1576,7 @@ func (x *Parity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Parity.ProtoReflect.Descriptor instead.
 func (*Parity) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{12}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Parity) GetProfile() string {
@@ -1558,7 +1632,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1570,7 +1644,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1583,7 +1657,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{13}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Report) GetRequestId() string {
@@ -1661,7 +1735,7 @@ type Moved struct {
 
 func (x *Moved) Reset() {
 	*x = Moved{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1673,7 +1747,7 @@ func (x *Moved) String() string {
 func (*Moved) ProtoMessage() {}
 
 func (x *Moved) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1686,7 +1760,7 @@ func (x *Moved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Moved.ProtoReflect.Descriptor instead.
 func (*Moved) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{14}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Moved) GetWorker() string {
@@ -1714,7 +1788,7 @@ type FirstToken struct {
 
 func (x *FirstToken) Reset() {
 	*x = FirstToken{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1726,7 +1800,7 @@ func (x *FirstToken) String() string {
 func (*FirstToken) ProtoMessage() {}
 
 func (x *FirstToken) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1739,7 +1813,7 @@ func (x *FirstToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FirstToken.ProtoReflect.Descriptor instead.
 func (*FirstToken) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{15}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *FirstToken) GetTtft() *durationpb.Duration {
@@ -1764,7 +1838,7 @@ type Done struct {
 
 func (x *Done) Reset() {
 	*x = Done{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1776,7 +1850,7 @@ func (x *Done) String() string {
 func (*Done) ProtoMessage() {}
 
 func (x *Done) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1789,7 +1863,7 @@ func (x *Done) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Done.ProtoReflect.Descriptor instead.
 func (*Done) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{16}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Done) GetOutcome() Outcome {
@@ -1829,7 +1903,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1841,7 +1915,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1854,7 +1928,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{17}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{18}
 }
 
 // WatchCatalogRequest has no fields.
@@ -1866,7 +1940,7 @@ type WatchCatalogRequest struct {
 
 func (x *WatchCatalogRequest) Reset() {
 	*x = WatchCatalogRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1878,7 +1952,7 @@ func (x *WatchCatalogRequest) String() string {
 func (*WatchCatalogRequest) ProtoMessage() {}
 
 func (x *WatchCatalogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1891,7 +1965,7 @@ func (x *WatchCatalogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchCatalogRequest.ProtoReflect.Descriptor instead.
 func (*WatchCatalogRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{18}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{19}
 }
 
 // WatchCatalogResponse carries a whole catalog.
@@ -1904,7 +1978,7 @@ type WatchCatalogResponse struct {
 
 func (x *WatchCatalogResponse) Reset() {
 	*x = WatchCatalogResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1916,7 +1990,7 @@ func (x *WatchCatalogResponse) String() string {
 func (*WatchCatalogResponse) ProtoMessage() {}
 
 func (x *WatchCatalogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1929,7 +2003,7 @@ func (x *WatchCatalogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchCatalogResponse.ProtoReflect.Descriptor instead.
 func (*WatchCatalogResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{19}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *WatchCatalogResponse) GetCatalog() *Catalog {
@@ -1971,7 +2045,7 @@ type Catalog struct {
 
 func (x *Catalog) Reset() {
 	*x = Catalog{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1983,7 +2057,7 @@ func (x *Catalog) String() string {
 func (*Catalog) ProtoMessage() {}
 
 func (x *Catalog) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1996,7 +2070,7 @@ func (x *Catalog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Catalog.ProtoReflect.Descriptor instead.
 func (*Catalog) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{20}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Catalog) GetVersion() uint64 {
@@ -2108,7 +2182,7 @@ type Objective struct {
 
 func (x *Objective) Reset() {
 	*x = Objective{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2120,7 +2194,7 @@ func (x *Objective) String() string {
 func (*Objective) ProtoMessage() {}
 
 func (x *Objective) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2133,7 +2207,7 @@ func (x *Objective) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Objective.ProtoReflect.Descriptor instead.
 func (*Objective) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{21}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Objective) GetKind() string {
@@ -2231,7 +2305,7 @@ type Price struct {
 
 func (x *Price) Reset() {
 	*x = Price{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2243,7 +2317,7 @@ func (x *Price) String() string {
 func (*Price) ProtoMessage() {}
 
 func (x *Price) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2256,7 +2330,7 @@ func (x *Price) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Price.ProtoReflect.Descriptor instead.
 func (*Price) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{22}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Price) GetBackend() string {
@@ -2335,7 +2409,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2347,7 +2421,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2360,7 +2434,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{23}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Pool) GetName() string {
@@ -2409,7 +2483,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2421,7 +2495,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2434,7 +2508,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{24}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Backend) GetName() string {
@@ -2543,7 +2617,7 @@ type JwtIssuer struct {
 
 func (x *JwtIssuer) Reset() {
 	*x = JwtIssuer{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2555,7 +2629,7 @@ func (x *JwtIssuer) String() string {
 func (*JwtIssuer) ProtoMessage() {}
 
 func (x *JwtIssuer) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2568,7 +2642,7 @@ func (x *JwtIssuer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JwtIssuer.ProtoReflect.Descriptor instead.
 func (*JwtIssuer) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{25}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *JwtIssuer) GetIssuer() string {
@@ -2634,7 +2708,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2646,7 +2720,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2659,7 +2733,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{26}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Tenant) GetName() string {
@@ -2772,7 +2846,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2784,7 +2858,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2797,7 +2871,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{27}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Key) GetId() string {
@@ -2847,7 +2921,7 @@ type ClaimIdentity struct {
 
 func (x *ClaimIdentity) Reset() {
 	*x = ClaimIdentity{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2859,7 +2933,7 @@ func (x *ClaimIdentity) String() string {
 func (*ClaimIdentity) ProtoMessage() {}
 
 func (x *ClaimIdentity) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2872,7 +2946,7 @@ func (x *ClaimIdentity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimIdentity.ProtoReflect.Descriptor instead.
 func (*ClaimIdentity) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{28}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ClaimIdentity) GetIssuer() string {
@@ -2915,7 +2989,7 @@ type LimitPolicy struct {
 
 func (x *LimitPolicy) Reset() {
 	*x = LimitPolicy{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2927,7 +3001,7 @@ func (x *LimitPolicy) String() string {
 func (*LimitPolicy) ProtoMessage() {}
 
 func (x *LimitPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2940,7 +3014,7 @@ func (x *LimitPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitPolicy.ProtoReflect.Descriptor instead.
 func (*LimitPolicy) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{29}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *LimitPolicy) GetName() string {
@@ -3009,7 +3083,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3021,7 +3095,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3034,7 +3108,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{30}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Limit) GetName() string {
@@ -3189,7 +3263,7 @@ type TokenLimit struct {
 
 func (x *TokenLimit) Reset() {
 	*x = TokenLimit{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3201,7 +3275,7 @@ func (x *TokenLimit) String() string {
 func (*TokenLimit) ProtoMessage() {}
 
 func (x *TokenLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3214,7 +3288,7 @@ func (x *TokenLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenLimit.ProtoReflect.Descriptor instead.
 func (*TokenLimit) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{31}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *TokenLimit) GetSort() TokenSort {
@@ -3264,7 +3338,7 @@ type CostLimit struct {
 
 func (x *CostLimit) Reset() {
 	*x = CostLimit{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3276,7 +3350,7 @@ func (x *CostLimit) String() string {
 func (*CostLimit) ProtoMessage() {}
 
 func (x *CostLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3289,7 +3363,7 @@ func (x *CostLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CostLimit.ProtoReflect.Descriptor instead.
 func (*CostLimit) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{32}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CostLimit) GetAmountMicros() int64 {
@@ -3318,7 +3392,7 @@ type Calendar struct {
 
 func (x *Calendar) Reset() {
 	*x = Calendar{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3330,7 +3404,7 @@ func (x *Calendar) String() string {
 func (*Calendar) ProtoMessage() {}
 
 func (x *Calendar) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3343,7 +3417,7 @@ func (x *Calendar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Calendar.ProtoReflect.Descriptor instead.
 func (*Calendar) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{33}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Calendar) GetPeriod() CalendarPeriod {
@@ -3378,15 +3452,19 @@ type Model struct {
 	// Providers may serve it.
 	External bool `protobuf:"varint,7,opt,name=external,proto3" json:"external,omitempty"`
 	// Some policy that could apply reads tags, or headers.
-	ReadsTags     bool `protobuf:"varint,8,opt,name=reads_tags,json=readsTags,proto3" json:"reads_tags,omitempty"`
-	ReadsHeaders  bool `protobuf:"varint,9,opt,name=reads_headers,json=readsHeaders,proto3" json:"reads_headers,omitempty"`
+	ReadsTags    bool `protobuf:"varint,8,opt,name=reads_tags,json=readsTags,proto3" json:"reads_tags,omitempty"`
+	ReadsHeaders bool `protobuf:"varint,9,opt,name=reads_headers,json=readsHeaders,proto3" json:"reads_headers,omitempty"`
+	// The tags that they read: names, or beginnings of names with a star.
+	ReadTags []string `protobuf:"bytes,10,rep,name=read_tags,json=readTags,proto3" json:"read_tags,omitempty"`
+	// Namespace of the policies, whose custom tags hold.
+	TagsNamespace string `protobuf:"bytes,11,opt,name=tags_namespace,json=tagsNamespace,proto3" json:"tags_namespace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Model) Reset() {
 	*x = Model{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3398,7 +3476,7 @@ func (x *Model) String() string {
 func (*Model) ProtoMessage() {}
 
 func (x *Model) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3411,7 +3489,7 @@ func (x *Model) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Model.ProtoReflect.Descriptor instead.
 func (*Model) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{34}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Model) GetName() string {
@@ -3477,6 +3555,20 @@ func (x *Model) GetReadsHeaders() bool {
 	return false
 }
 
+func (x *Model) GetReadTags() []string {
+	if x != nil {
+		return x.ReadTags
+	}
+	return nil
+}
+
+func (x *Model) GetTagsNamespace() string {
+	if x != nil {
+		return x.TagsNamespace
+	}
+	return ""
+}
+
 // Profile is one way of turning a request into blocks: tokenizer, template,
 // block size and LoRA of one worker set.
 type Profile struct {
@@ -3507,7 +3599,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3519,7 +3611,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3532,7 +3624,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{35}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Profile) GetId() string {
@@ -3633,7 +3725,7 @@ type Worker struct {
 
 func (x *Worker) Reset() {
 	*x = Worker{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3645,7 +3737,7 @@ func (x *Worker) String() string {
 func (*Worker) ProtoMessage() {}
 
 func (x *Worker) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3658,7 +3750,7 @@ func (x *Worker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Worker.ProtoReflect.Descriptor instead.
 func (*Worker) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{36}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Worker) GetUid() string {
@@ -3767,7 +3859,7 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"attributes\x18\t \x01(\v2 .kinference.router.v1.AttributesR\n" +
 	"attributes\x12\x12\n" +
 	"\x04pool\x18\n" +
-	" \x01(\tR\x04pool\"\xef\x02\n" +
+	" \x01(\tR\x04pool\"\xd5\x03\n" +
 	"\n" +
 	"Attributes\x12\x18\n" +
 	"\atenants\x18\x01 \x03(\tR\atenants\x12\x10\n" +
@@ -3781,10 +3873,18 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\n" +
 	"classified\x18\b \x01(\bR\n" +
 	"classified\x12)\n" +
-	"\x10estimated_tokens\x18\t \x01(\rR\x0festimatedTokens\x1a:\n" +
+	"\x10estimated_tokens\x18\t \x01(\rR\x0festimatedTokens\x12\x1f\n" +
+	"\vabsent_tags\x18\n" +
+	" \x03(\tR\n" +
+	"absentTags\x12C\n" +
+	"\funknown_tags\x18\v \x03(\v2 .kinference.router.v1.UnknownTagR\vunknownTags\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9e\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"6\n" +
+	"\n" +
+	"UnknownTag\x12\x10\n" +
+	"\x03tag\x18\x01 \x01(\tR\x03tag\x12\x16\n" +
+	"\x06causes\x18\x02 \x03(\tR\x06causes\"\x9e\x01\n" +
 	"\x06Prompt\x12\x18\n" +
 	"\aprofile\x18\x01 \x01(\tR\aprofile\x12\x16\n" +
 	"\x06tokens\x18\x02 \x01(\rR\x06tokens\x12\x1d\n" +
@@ -4002,7 +4102,7 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\bcurrency\x18\x02 \x01(\tR\bcurrency\"e\n" +
 	"\bCalendar\x12<\n" +
 	"\x06period\x18\x01 \x01(\x0e2$.kinference.router.v1.CalendarPeriodR\x06period\x12\x1b\n" +
-	"\ttime_zone\x18\x02 \x01(\tR\btimeZone\"\x85\x02\n" +
+	"\ttime_zone\x18\x02 \x01(\tR\btimeZone\"\xc9\x02\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bprofiles\x18\x02 \x03(\tR\bprofiles\x12\"\n" +
@@ -4015,7 +4115,10 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\bexternal\x18\a \x01(\bR\bexternal\x12\x1d\n" +
 	"\n" +
 	"reads_tags\x18\b \x01(\bR\treadsTags\x12#\n" +
-	"\rreads_headers\x18\t \x01(\bR\freadsHeaders\"\x84\x03\n" +
+	"\rreads_headers\x18\t \x01(\bR\freadsHeaders\x12\x1b\n" +
+	"\tread_tags\x18\n" +
+	" \x03(\tR\breadTags\x12%\n" +
+	"\x0etags_namespace\x18\v \x01(\tR\rtagsNamespace\"\x84\x03\n" +
 	"\aProfile\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
 	"\n" +
@@ -4107,7 +4210,7 @@ func file_kinference_router_v1_router_proto_rawDescGZIP() []byte {
 }
 
 var file_kinference_router_v1_router_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_kinference_router_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_kinference_router_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_kinference_router_v1_router_proto_goTypes = []any{
 	(ParityState)(0),             // 0: kinference.router.v1.ParityState
 	(ParityCause)(0),             // 1: kinference.router.v1.ParityCause
@@ -4120,111 +4223,113 @@ var file_kinference_router_v1_router_proto_goTypes = []any{
 	(*ReviewTokenResponse)(nil),  // 8: kinference.router.v1.ReviewTokenResponse
 	(*RouteRequest)(nil),         // 9: kinference.router.v1.RouteRequest
 	(*Attributes)(nil),           // 10: kinference.router.v1.Attributes
-	(*Prompt)(nil),               // 11: kinference.router.v1.Prompt
-	(*RouteResponse)(nil),        // 12: kinference.router.v1.RouteResponse
-	(*Rejection)(nil),            // 13: kinference.router.v1.Rejection
-	(*Endpoint)(nil),             // 14: kinference.router.v1.Endpoint
-	(*ProviderTarget)(nil),       // 15: kinference.router.v1.ProviderTarget
-	(*TagBar)(nil),               // 16: kinference.router.v1.TagBar
-	(*ReportRequest)(nil),        // 17: kinference.router.v1.ReportRequest
-	(*ParityReport)(nil),         // 18: kinference.router.v1.ParityReport
-	(*Parity)(nil),               // 19: kinference.router.v1.Parity
-	(*Report)(nil),               // 20: kinference.router.v1.Report
-	(*Moved)(nil),                // 21: kinference.router.v1.Moved
-	(*FirstToken)(nil),           // 22: kinference.router.v1.FirstToken
-	(*Done)(nil),                 // 23: kinference.router.v1.Done
-	(*ReportResponse)(nil),       // 24: kinference.router.v1.ReportResponse
-	(*WatchCatalogRequest)(nil),  // 25: kinference.router.v1.WatchCatalogRequest
-	(*WatchCatalogResponse)(nil), // 26: kinference.router.v1.WatchCatalogResponse
-	(*Catalog)(nil),              // 27: kinference.router.v1.Catalog
-	(*Objective)(nil),            // 28: kinference.router.v1.Objective
-	(*Price)(nil),                // 29: kinference.router.v1.Price
-	(*Pool)(nil),                 // 30: kinference.router.v1.Pool
-	(*Backend)(nil),              // 31: kinference.router.v1.Backend
-	(*JwtIssuer)(nil),            // 32: kinference.router.v1.JwtIssuer
-	(*Tenant)(nil),               // 33: kinference.router.v1.Tenant
-	(*Key)(nil),                  // 34: kinference.router.v1.Key
-	(*ClaimIdentity)(nil),        // 35: kinference.router.v1.ClaimIdentity
-	(*LimitPolicy)(nil),          // 36: kinference.router.v1.LimitPolicy
-	(*Limit)(nil),                // 37: kinference.router.v1.Limit
-	(*TokenLimit)(nil),           // 38: kinference.router.v1.TokenLimit
-	(*CostLimit)(nil),            // 39: kinference.router.v1.CostLimit
-	(*Calendar)(nil),             // 40: kinference.router.v1.Calendar
-	(*Model)(nil),                // 41: kinference.router.v1.Model
-	(*Profile)(nil),              // 42: kinference.router.v1.Profile
-	(*Worker)(nil),               // 43: kinference.router.v1.Worker
-	nil,                          // 44: kinference.router.v1.Attributes.HeadersEntry
-	nil,                          // 45: kinference.router.v1.Catalog.EpochsEntry
-	(*durationpb.Duration)(nil),  // 46: google.protobuf.Duration
+	(*UnknownTag)(nil),           // 11: kinference.router.v1.UnknownTag
+	(*Prompt)(nil),               // 12: kinference.router.v1.Prompt
+	(*RouteResponse)(nil),        // 13: kinference.router.v1.RouteResponse
+	(*Rejection)(nil),            // 14: kinference.router.v1.Rejection
+	(*Endpoint)(nil),             // 15: kinference.router.v1.Endpoint
+	(*ProviderTarget)(nil),       // 16: kinference.router.v1.ProviderTarget
+	(*TagBar)(nil),               // 17: kinference.router.v1.TagBar
+	(*ReportRequest)(nil),        // 18: kinference.router.v1.ReportRequest
+	(*ParityReport)(nil),         // 19: kinference.router.v1.ParityReport
+	(*Parity)(nil),               // 20: kinference.router.v1.Parity
+	(*Report)(nil),               // 21: kinference.router.v1.Report
+	(*Moved)(nil),                // 22: kinference.router.v1.Moved
+	(*FirstToken)(nil),           // 23: kinference.router.v1.FirstToken
+	(*Done)(nil),                 // 24: kinference.router.v1.Done
+	(*ReportResponse)(nil),       // 25: kinference.router.v1.ReportResponse
+	(*WatchCatalogRequest)(nil),  // 26: kinference.router.v1.WatchCatalogRequest
+	(*WatchCatalogResponse)(nil), // 27: kinference.router.v1.WatchCatalogResponse
+	(*Catalog)(nil),              // 28: kinference.router.v1.Catalog
+	(*Objective)(nil),            // 29: kinference.router.v1.Objective
+	(*Price)(nil),                // 30: kinference.router.v1.Price
+	(*Pool)(nil),                 // 31: kinference.router.v1.Pool
+	(*Backend)(nil),              // 32: kinference.router.v1.Backend
+	(*JwtIssuer)(nil),            // 33: kinference.router.v1.JwtIssuer
+	(*Tenant)(nil),               // 34: kinference.router.v1.Tenant
+	(*Key)(nil),                  // 35: kinference.router.v1.Key
+	(*ClaimIdentity)(nil),        // 36: kinference.router.v1.ClaimIdentity
+	(*LimitPolicy)(nil),          // 37: kinference.router.v1.LimitPolicy
+	(*Limit)(nil),                // 38: kinference.router.v1.Limit
+	(*TokenLimit)(nil),           // 39: kinference.router.v1.TokenLimit
+	(*CostLimit)(nil),            // 40: kinference.router.v1.CostLimit
+	(*Calendar)(nil),             // 41: kinference.router.v1.Calendar
+	(*Model)(nil),                // 42: kinference.router.v1.Model
+	(*Profile)(nil),              // 43: kinference.router.v1.Profile
+	(*Worker)(nil),               // 44: kinference.router.v1.Worker
+	nil,                          // 45: kinference.router.v1.Attributes.HeadersEntry
+	nil,                          // 46: kinference.router.v1.Catalog.EpochsEntry
+	(*durationpb.Duration)(nil),  // 47: google.protobuf.Duration
 }
 var file_kinference_router_v1_router_proto_depIdxs = []int32{
-	11, // 0: kinference.router.v1.RouteRequest.prompts:type_name -> kinference.router.v1.Prompt
+	12, // 0: kinference.router.v1.RouteRequest.prompts:type_name -> kinference.router.v1.Prompt
 	10, // 1: kinference.router.v1.RouteRequest.attributes:type_name -> kinference.router.v1.Attributes
-	44, // 2: kinference.router.v1.Attributes.headers:type_name -> kinference.router.v1.Attributes.HeadersEntry
-	14, // 3: kinference.router.v1.RouteResponse.endpoints:type_name -> kinference.router.v1.Endpoint
-	46, // 4: kinference.router.v1.RouteResponse.queued:type_name -> google.protobuf.Duration
-	46, // 5: kinference.router.v1.Endpoint.predicted_ttft:type_name -> google.protobuf.Duration
-	15, // 6: kinference.router.v1.Endpoint.target:type_name -> kinference.router.v1.ProviderTarget
-	16, // 7: kinference.router.v1.Endpoint.bars:type_name -> kinference.router.v1.TagBar
-	46, // 8: kinference.router.v1.ProviderTarget.first_byte:type_name -> google.protobuf.Duration
-	46, // 9: kinference.router.v1.ProviderTarget.idle:type_name -> google.protobuf.Duration
-	46, // 10: kinference.router.v1.ProviderTarget.total:type_name -> google.protobuf.Duration
-	20, // 11: kinference.router.v1.ReportRequest.reports:type_name -> kinference.router.v1.Report
-	18, // 12: kinference.router.v1.ReportRequest.parity:type_name -> kinference.router.v1.ParityReport
-	19, // 13: kinference.router.v1.ParityReport.verdicts:type_name -> kinference.router.v1.Parity
-	0,  // 14: kinference.router.v1.Parity.state:type_name -> kinference.router.v1.ParityState
-	1,  // 15: kinference.router.v1.Parity.cause:type_name -> kinference.router.v1.ParityCause
-	21, // 16: kinference.router.v1.Report.moved:type_name -> kinference.router.v1.Moved
-	22, // 17: kinference.router.v1.Report.first_token:type_name -> kinference.router.v1.FirstToken
-	23, // 18: kinference.router.v1.Report.done:type_name -> kinference.router.v1.Done
-	46, // 19: kinference.router.v1.FirstToken.ttft:type_name -> google.protobuf.Duration
-	2,  // 20: kinference.router.v1.Done.outcome:type_name -> kinference.router.v1.Outcome
-	27, // 21: kinference.router.v1.WatchCatalogResponse.catalog:type_name -> kinference.router.v1.Catalog
-	41, // 22: kinference.router.v1.Catalog.models:type_name -> kinference.router.v1.Model
-	42, // 23: kinference.router.v1.Catalog.profiles:type_name -> kinference.router.v1.Profile
-	43, // 24: kinference.router.v1.Catalog.workers:type_name -> kinference.router.v1.Worker
-	45, // 25: kinference.router.v1.Catalog.epochs:type_name -> kinference.router.v1.Catalog.EpochsEntry
-	31, // 26: kinference.router.v1.Catalog.backends:type_name -> kinference.router.v1.Backend
-	30, // 27: kinference.router.v1.Catalog.pools:type_name -> kinference.router.v1.Pool
-	33, // 28: kinference.router.v1.Catalog.tenants:type_name -> kinference.router.v1.Tenant
-	36, // 29: kinference.router.v1.Catalog.limit_policies:type_name -> kinference.router.v1.LimitPolicy
-	29, // 30: kinference.router.v1.Catalog.prices:type_name -> kinference.router.v1.Price
-	28, // 31: kinference.router.v1.Catalog.objectives:type_name -> kinference.router.v1.Objective
-	46, // 32: kinference.router.v1.Objective.threshold:type_name -> google.protobuf.Duration
-	46, // 33: kinference.router.v1.Objective.window:type_name -> google.protobuf.Duration
-	41, // 34: kinference.router.v1.Pool.models:type_name -> kinference.router.v1.Model
-	32, // 35: kinference.router.v1.Backend.jwt:type_name -> kinference.router.v1.JwtIssuer
-	46, // 36: kinference.router.v1.Backend.idle_timeout:type_name -> google.protobuf.Duration
-	46, // 37: kinference.router.v1.Backend.total_timeout:type_name -> google.protobuf.Duration
-	34, // 38: kinference.router.v1.Tenant.keys:type_name -> kinference.router.v1.Key
-	35, // 39: kinference.router.v1.Tenant.claims:type_name -> kinference.router.v1.ClaimIdentity
-	37, // 40: kinference.router.v1.Tenant.limits:type_name -> kinference.router.v1.Limit
-	37, // 41: kinference.router.v1.LimitPolicy.limits:type_name -> kinference.router.v1.Limit
-	3,  // 42: kinference.router.v1.Limit.per:type_name -> kinference.router.v1.LimitScope
-	38, // 43: kinference.router.v1.Limit.tokens:type_name -> kinference.router.v1.TokenLimit
-	39, // 44: kinference.router.v1.Limit.cost:type_name -> kinference.router.v1.CostLimit
-	46, // 45: kinference.router.v1.Limit.window:type_name -> google.protobuf.Duration
-	46, // 46: kinference.router.v1.Limit.burst:type_name -> google.protobuf.Duration
-	40, // 47: kinference.router.v1.Limit.calendar:type_name -> kinference.router.v1.Calendar
-	6,  // 48: kinference.router.v1.Limit.on_unavailable:type_name -> kinference.router.v1.OnUnavailable
-	4,  // 49: kinference.router.v1.TokenLimit.sort:type_name -> kinference.router.v1.TokenSort
-	5,  // 50: kinference.router.v1.Calendar.period:type_name -> kinference.router.v1.CalendarPeriod
-	0,  // 51: kinference.router.v1.Profile.parity:type_name -> kinference.router.v1.ParityState
-	1,  // 52: kinference.router.v1.Profile.parity_cause:type_name -> kinference.router.v1.ParityCause
-	46, // 53: kinference.router.v1.Worker.metrics_interval:type_name -> google.protobuf.Duration
-	9,  // 54: kinference.router.v1.RouterService.Route:input_type -> kinference.router.v1.RouteRequest
-	17, // 55: kinference.router.v1.RouterService.Report:input_type -> kinference.router.v1.ReportRequest
-	25, // 56: kinference.router.v1.RouterService.WatchCatalog:input_type -> kinference.router.v1.WatchCatalogRequest
-	7,  // 57: kinference.router.v1.RouterService.ReviewToken:input_type -> kinference.router.v1.ReviewTokenRequest
-	12, // 58: kinference.router.v1.RouterService.Route:output_type -> kinference.router.v1.RouteResponse
-	24, // 59: kinference.router.v1.RouterService.Report:output_type -> kinference.router.v1.ReportResponse
-	26, // 60: kinference.router.v1.RouterService.WatchCatalog:output_type -> kinference.router.v1.WatchCatalogResponse
-	8,  // 61: kinference.router.v1.RouterService.ReviewToken:output_type -> kinference.router.v1.ReviewTokenResponse
-	58, // [58:62] is the sub-list for method output_type
-	54, // [54:58] is the sub-list for method input_type
-	54, // [54:54] is the sub-list for extension type_name
-	54, // [54:54] is the sub-list for extension extendee
-	0,  // [0:54] is the sub-list for field type_name
+	45, // 2: kinference.router.v1.Attributes.headers:type_name -> kinference.router.v1.Attributes.HeadersEntry
+	11, // 3: kinference.router.v1.Attributes.unknown_tags:type_name -> kinference.router.v1.UnknownTag
+	15, // 4: kinference.router.v1.RouteResponse.endpoints:type_name -> kinference.router.v1.Endpoint
+	47, // 5: kinference.router.v1.RouteResponse.queued:type_name -> google.protobuf.Duration
+	47, // 6: kinference.router.v1.Endpoint.predicted_ttft:type_name -> google.protobuf.Duration
+	16, // 7: kinference.router.v1.Endpoint.target:type_name -> kinference.router.v1.ProviderTarget
+	17, // 8: kinference.router.v1.Endpoint.bars:type_name -> kinference.router.v1.TagBar
+	47, // 9: kinference.router.v1.ProviderTarget.first_byte:type_name -> google.protobuf.Duration
+	47, // 10: kinference.router.v1.ProviderTarget.idle:type_name -> google.protobuf.Duration
+	47, // 11: kinference.router.v1.ProviderTarget.total:type_name -> google.protobuf.Duration
+	21, // 12: kinference.router.v1.ReportRequest.reports:type_name -> kinference.router.v1.Report
+	19, // 13: kinference.router.v1.ReportRequest.parity:type_name -> kinference.router.v1.ParityReport
+	20, // 14: kinference.router.v1.ParityReport.verdicts:type_name -> kinference.router.v1.Parity
+	0,  // 15: kinference.router.v1.Parity.state:type_name -> kinference.router.v1.ParityState
+	1,  // 16: kinference.router.v1.Parity.cause:type_name -> kinference.router.v1.ParityCause
+	22, // 17: kinference.router.v1.Report.moved:type_name -> kinference.router.v1.Moved
+	23, // 18: kinference.router.v1.Report.first_token:type_name -> kinference.router.v1.FirstToken
+	24, // 19: kinference.router.v1.Report.done:type_name -> kinference.router.v1.Done
+	47, // 20: kinference.router.v1.FirstToken.ttft:type_name -> google.protobuf.Duration
+	2,  // 21: kinference.router.v1.Done.outcome:type_name -> kinference.router.v1.Outcome
+	28, // 22: kinference.router.v1.WatchCatalogResponse.catalog:type_name -> kinference.router.v1.Catalog
+	42, // 23: kinference.router.v1.Catalog.models:type_name -> kinference.router.v1.Model
+	43, // 24: kinference.router.v1.Catalog.profiles:type_name -> kinference.router.v1.Profile
+	44, // 25: kinference.router.v1.Catalog.workers:type_name -> kinference.router.v1.Worker
+	46, // 26: kinference.router.v1.Catalog.epochs:type_name -> kinference.router.v1.Catalog.EpochsEntry
+	32, // 27: kinference.router.v1.Catalog.backends:type_name -> kinference.router.v1.Backend
+	31, // 28: kinference.router.v1.Catalog.pools:type_name -> kinference.router.v1.Pool
+	34, // 29: kinference.router.v1.Catalog.tenants:type_name -> kinference.router.v1.Tenant
+	37, // 30: kinference.router.v1.Catalog.limit_policies:type_name -> kinference.router.v1.LimitPolicy
+	30, // 31: kinference.router.v1.Catalog.prices:type_name -> kinference.router.v1.Price
+	29, // 32: kinference.router.v1.Catalog.objectives:type_name -> kinference.router.v1.Objective
+	47, // 33: kinference.router.v1.Objective.threshold:type_name -> google.protobuf.Duration
+	47, // 34: kinference.router.v1.Objective.window:type_name -> google.protobuf.Duration
+	42, // 35: kinference.router.v1.Pool.models:type_name -> kinference.router.v1.Model
+	33, // 36: kinference.router.v1.Backend.jwt:type_name -> kinference.router.v1.JwtIssuer
+	47, // 37: kinference.router.v1.Backend.idle_timeout:type_name -> google.protobuf.Duration
+	47, // 38: kinference.router.v1.Backend.total_timeout:type_name -> google.protobuf.Duration
+	35, // 39: kinference.router.v1.Tenant.keys:type_name -> kinference.router.v1.Key
+	36, // 40: kinference.router.v1.Tenant.claims:type_name -> kinference.router.v1.ClaimIdentity
+	38, // 41: kinference.router.v1.Tenant.limits:type_name -> kinference.router.v1.Limit
+	38, // 42: kinference.router.v1.LimitPolicy.limits:type_name -> kinference.router.v1.Limit
+	3,  // 43: kinference.router.v1.Limit.per:type_name -> kinference.router.v1.LimitScope
+	39, // 44: kinference.router.v1.Limit.tokens:type_name -> kinference.router.v1.TokenLimit
+	40, // 45: kinference.router.v1.Limit.cost:type_name -> kinference.router.v1.CostLimit
+	47, // 46: kinference.router.v1.Limit.window:type_name -> google.protobuf.Duration
+	47, // 47: kinference.router.v1.Limit.burst:type_name -> google.protobuf.Duration
+	41, // 48: kinference.router.v1.Limit.calendar:type_name -> kinference.router.v1.Calendar
+	6,  // 49: kinference.router.v1.Limit.on_unavailable:type_name -> kinference.router.v1.OnUnavailable
+	4,  // 50: kinference.router.v1.TokenLimit.sort:type_name -> kinference.router.v1.TokenSort
+	5,  // 51: kinference.router.v1.Calendar.period:type_name -> kinference.router.v1.CalendarPeriod
+	0,  // 52: kinference.router.v1.Profile.parity:type_name -> kinference.router.v1.ParityState
+	1,  // 53: kinference.router.v1.Profile.parity_cause:type_name -> kinference.router.v1.ParityCause
+	47, // 54: kinference.router.v1.Worker.metrics_interval:type_name -> google.protobuf.Duration
+	9,  // 55: kinference.router.v1.RouterService.Route:input_type -> kinference.router.v1.RouteRequest
+	18, // 56: kinference.router.v1.RouterService.Report:input_type -> kinference.router.v1.ReportRequest
+	26, // 57: kinference.router.v1.RouterService.WatchCatalog:input_type -> kinference.router.v1.WatchCatalogRequest
+	7,  // 58: kinference.router.v1.RouterService.ReviewToken:input_type -> kinference.router.v1.ReviewTokenRequest
+	13, // 59: kinference.router.v1.RouterService.Route:output_type -> kinference.router.v1.RouteResponse
+	25, // 60: kinference.router.v1.RouterService.Report:output_type -> kinference.router.v1.ReportResponse
+	27, // 61: kinference.router.v1.RouterService.WatchCatalog:output_type -> kinference.router.v1.WatchCatalogResponse
+	8,  // 62: kinference.router.v1.RouterService.ReviewToken:output_type -> kinference.router.v1.ReviewTokenResponse
+	59, // [59:63] is the sub-list for method output_type
+	55, // [55:59] is the sub-list for method input_type
+	55, // [55:55] is the sub-list for extension type_name
+	55, // [55:55] is the sub-list for extension extendee
+	0,  // [0:55] is the sub-list for field type_name
 }
 
 func init() { file_kinference_router_v1_router_proto_init() }
@@ -4232,14 +4337,14 @@ func file_kinference_router_v1_router_proto_init() {
 	if File_kinference_router_v1_router_proto != nil {
 		return
 	}
-	file_kinference_router_v1_router_proto_msgTypes[7].OneofWrappers = []any{}
-	file_kinference_router_v1_router_proto_msgTypes[13].OneofWrappers = []any{
+	file_kinference_router_v1_router_proto_msgTypes[8].OneofWrappers = []any{}
+	file_kinference_router_v1_router_proto_msgTypes[14].OneofWrappers = []any{
 		(*Report_Moved)(nil),
 		(*Report_FirstToken)(nil),
 		(*Report_Done)(nil),
 	}
-	file_kinference_router_v1_router_proto_msgTypes[16].OneofWrappers = []any{}
-	file_kinference_router_v1_router_proto_msgTypes[30].OneofWrappers = []any{
+	file_kinference_router_v1_router_proto_msgTypes[17].OneofWrappers = []any{}
+	file_kinference_router_v1_router_proto_msgTypes[31].OneofWrappers = []any{
 		(*Limit_Tokens)(nil),
 		(*Limit_Requests)(nil),
 		(*Limit_Concurrency)(nil),
@@ -4252,7 +4357,7 @@ func file_kinference_router_v1_router_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kinference_router_v1_router_proto_rawDesc), len(file_kinference_router_v1_router_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   39,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
