@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,8 +37,12 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if kind := os.Getenv(asProcess); kind != "" {
+		os.Exit(runProcess(kind))
+	}
 	// nats.go 1.55 leaves it behind if storing an object ends before it has begun.
-	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/nats-io/nats.go/jetstream.(*jetStream).resetPendingAcksOnReconnect"))
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/nats-io/nats.go/jetstream.(*jetStream).resetPendingAcksOnReconnect"),
+		goleak.IgnoreAnyFunction("github.com/go-zeromq/zmq4.(*pubMWriter).run")) // never ends
 }
 
 // patience bounds every wait; nothing waits that long unless it is broken.
