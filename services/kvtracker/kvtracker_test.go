@@ -37,9 +37,9 @@ func TestConfig(t *testing.T) {
 	if s, err = parse("--mode", "relay", "--stream-file", "--stream-max-age", "1h"); err != nil || s.Mode != kvtracker.ModeRelay || !s.StreamFile {
 		t.Errorf("flags: %+v, %v", s.Config, err)
 	}
-	bad := kvtracker.Service{Config: kvtracker.Config{Mode: "both", ScrapeInterval: -1, StreamMaxBytes: -1, StreamReplicas: 9}}
+	bad := kvtracker.Service{Config: kvtracker.Config{Mode: "both", ScrapeInterval: -1, StreamMaxBytes: -1, StreamReplicas: 9, Shards: -1}}
 	err = bad.Run(t.Context())
-	for _, fault := range []string{"mode", "scrape-interval", "stream-max-bytes", "stream-replicas"} {
+	for _, fault := range []string{"mode", "scrape-interval", "stream-max-bytes", "stream-replicas", "shards"} {
 		if err == nil || !strings.Contains(err.Error(), fault) {
 			t.Errorf("error %v does not name %s", err, fault)
 		}

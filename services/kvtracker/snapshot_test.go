@@ -13,6 +13,7 @@ import (
 
 	"github.com/kinference/kinference/internal/bus"
 	"github.com/kinference/kinference/internal/fleetsim"
+	"github.com/kinference/kinference/internal/shard"
 	"github.com/kinference/kinference/internal/testenv"
 	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
 	"github.com/kinference/kinference/services/kvtracker"
@@ -66,6 +67,20 @@ func TestTrackerFromSnapshot(t *testing.T) {
 	f.config.SnapshotInterval = 20 * time.Millisecond
 	f.startTracker()
 	f.check("from the snapshot")
+
+	f.stopTracker()
+	f.config.SnapshotInterval, f.config.Shards, f.config.Shard = time.Hour, 3, shard.Of("demo/sim", 3)
+	f.startTracker()
+	f.check("a shard, from the snapshot of the whole")
+	f.stopTracker()
+	f.config.Shard++
+	f.startTracker()
+	if f.state(id(0, 0)) != nil {
+		t.Error("another shard knows the worker by the snapshot of the whole")
+	}
+	f.stopTracker()
+	f.config.Shard, f.config.Shards = 0, 0
+	f.startTracker()
 
 	f.startRelay()
 	stop = f.load(4)
