@@ -22,6 +22,7 @@ func (s *scan) names(scripts *[scriptCount]int32) {
 		s.res.cause(detNames, causeLanguage)
 	}
 	s.tag()
+	s.codey = s.looksLikeCode()
 	s.addresses()
 	for i := 0; i < len(s.toks); {
 		if s.tags[i] == tagNone {
@@ -74,6 +75,13 @@ func (s *scan) person(a, b int) {
 	if !known {
 		score -= 0.04
 	}
+	// In code a capitalised word is a type or a word of a comment, unless both names are known.
+	if s.codey && !s.fullName(a, b) {
+		score -= 0.3
+		if score < tagThreshold {
+			return
+		}
+	}
 	if s.private(a, b, words) {
 		score = max(score, 0.55) + 0.25
 	}
@@ -84,6 +92,38 @@ func (s *scan) person(a, b int) {
 		a = k - 1
 	}
 	s.hit(kindPerson, "tagger", min(score, 0.98), int(s.toks[a].start), int(s.toks[b-1].end))
+}
+
+// codeTokens are so many tokens that their signs tell code from prose.
+const codeTokens = 40
+
+// looksLikeCode reports whether a quarter of the tokens are signs of code.
+func (s *scan) looksLikeCode() bool {
+	if len(s.toks) < codeTokens {
+		return false
+	}
+	n := 0
+	for i := range s.toks {
+		switch s.toks[i].sign {
+		case '{', '}', '(', ')', ';', '=', '<', '>', '[', ']', '_', '*', '&', '|', '+':
+			n++
+		}
+	}
+	return n*6 > len(s.toks)
+}
+
+// fullName reports whether tokens [a, b) are a first and a last name of the lexicon.
+func (s *scan) fullName(a, b int) bool {
+	words := 0
+	for k := a; k < b; k++ {
+		if t := &s.toks[k]; t.kind == tokWord && t.len() > 1 {
+			if t.shape != shapeTitle || t.lex&(lexFirst|lexLast) == 0 {
+				return false
+			}
+			words++
+		}
+	}
+	return words >= 2
 }
 
 // private reports whether something around a name says that it is not a public
@@ -150,7 +190,7 @@ func (s *scan) announcedNames() {
 		if j == i+1 || j >= len(s.toks) || s.toks[j].kind != tokWord || s.toks[j].gap >= gapLine {
 			continue
 		}
-		if s.tags[j] == tagPerson || s.toks[j].lex&(lexFirst|lexLast) == 0 && s.text[s.toks[j].start] < 0x80 {
+		if s.tags[j] == tagPerson || (s.toks[j].lex&(lexFirst|lexLast) == 0 || s.toks[j].lex&(lexCommon|lexVery) != 0 || s.codey && s.toks[j].shape != shapeTitle) && s.text[s.toks[j].start] < 0x80 {
 			continue
 		}
 		k := j + 1

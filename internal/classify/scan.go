@@ -64,6 +64,7 @@ type scan struct {
 	view *view
 	// short says that the part is little more than one number; outer is what is announced around a view.
 	short            bool
+	codey            bool // the view looks like code
 	outer            []uint8
 	lastIP           int32
 	cuts             []int // positions of the view that a finding must cross
