@@ -260,7 +260,7 @@ func (s *scan) addresses() {
 				j++
 			}
 			s.addressHit("unit", 0.6, i, j)
-		case t.lex&lexStreet != 0 && t.shape != shapeMixed && t.len() > 1 || s.streetWord(t):
+		case t.lex&lexStreet != 0 && !unitWords[t.hash] && t.shape != shapeMixed && t.len() > 1 || s.streetWord(t):
 			s.street(i, t)
 		}
 	}
@@ -389,7 +389,7 @@ func (s *scan) address(a, b int) {
 			evidence += e.n
 		}
 	}
-	if words == 0 && evidence < 3 {
+	if words == 0 && evidence < 3 || s.codey && !street && !near.has(ctxAddress) {
 		return
 	}
 	score := confidence(m/float32(b-a)) - 0.2 + 0.08*float32(min(evidence, 5))
