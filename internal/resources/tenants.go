@@ -175,7 +175,4 @@ func (c *compiler) checkObjectives(o *object, list []v1alpha1.Objective) {
 			}
 		}
 	}
-	if len(list) > 0 {
-		c.once("objectives "+o.kind+o.id(), o, "spec.objectives", "have no effect yet: objectives are not evaluated")
-	}
 }

@@ -24,6 +24,7 @@ func access(c *resources.Catalog) *routerv1.Catalog {
 	for _, t := range c.Tenants {
 		out.Tenants = append(out.Tenants, tenant(t))
 	}
+	out.Objectives = objectives(c)
 	for _, p := range c.LimitPolicies {
 		m := &routerv1.LimitPolicy{Name: p.Name, Pools: p.Pools, DryRun: p.Spec.DryRun}
 		for i := range p.Spec.Limits {

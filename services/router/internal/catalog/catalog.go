@@ -99,7 +99,7 @@ func (p *Publisher) Publish(c *resources.Catalog, states States, verdicts Verdic
 		prepared, granted = plan.New(c), access(c)
 	}
 	m := build(c, prepared, states, verdicts, sizes, epochs)
-	m.Guarded, m.Backends, m.Tenants, m.LimitPolicies = granted.Guarded, granted.Backends, granted.Tenants, granted.LimitPolicies
+	m.Guarded, m.Backends, m.Tenants, m.LimitPolicies, m.Objectives = granted.Guarded, granted.Backends, granted.Tenants, granted.LimitPolicies, granted.Objectives
 	if p.now != nil {
 		m.Version = p.now.Number
 		if p.now.Resources == c && proto.Equal(m, p.now.Message.Catalog) {
@@ -172,7 +172,8 @@ func build(c *resources.Catalog, prepared *plan.Plan, states States, verdicts Ve
 func offers(models map[string]*plan.Model, lengths map[*resources.Profile]int, ready map[*resources.WorkerSet]bool) []*routerv1.Model {
 	var out []*routerv1.Model
 	for _, m := range models {
-		pm := &routerv1.Model{Name: m.Name, Root: m.Root, ReadsTags: m.Policies.ReadsTags(m.Name), ReadsHeaders: m.Policies.ReadsHeaders(m.Name)}
+		pm := &routerv1.Model{Name: m.Name, Root: m.Root, ReadsTags: m.Policies.ReadsTags(m.Name), ReadsHeaders: m.Policies.ReadsHeaders(m.Name), ReadTags: m.Tags}
+		pm.TagsNamespace, _, _ = strings.Cut(m.Pool.Name, "/")
 		for _, o := range m.Offers {
 			if o.Pool != m.Pool {
 				continue
