@@ -19,6 +19,8 @@ type Added struct {
 	// New ones count now. Known ones did before. Replaced ones took the place of
 	// one that was recovered from a spool.
 	New, Known, Replaced int
+	// Fresh are the events that are new.
+	Fresh []*usagev1.Usage
 }
 
 // key tells sums apart.
@@ -55,6 +57,9 @@ func (l *Ledger) Add(ctx context.Context, events []*usagev1.Usage) (a Added, err
 	defer insert.Close()
 	hourly, daily := map[key]*sums{}, map[key]*sums{}
 	change := func(u *usagev1.Usage, sign int64) {
+		if u.GetOverload() { // it used nothing
+			return
+		}
 		add(hourly, hours, u, sign)
 		add(daily, days, u, sign)
 	}
@@ -74,6 +79,7 @@ func (l *Ledger) Add(ctx context.Context, events []*usagev1.Usage) (a Added, err
 		case n > 0:
 			change(u, 1)
 			a.New++
+			a.Fresh = append(a.Fresh, u)
 			continue
 		case u.GetRecovered():
 			a.Known++

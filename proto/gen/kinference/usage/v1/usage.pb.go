@@ -152,7 +152,10 @@ type Usage struct {
 	// From the last byte in to the end.
 	E2E *float64 `protobuf:"fixed64,31,opt,name=e2e,proto3,oneof" json:"e2e,omitempty"`
 	// Absent: the prices are unknown.
-	Cost          *Cost `protobuf:"bytes,32,opt,name=cost,proto3" json:"cost,omitempty"`
+	Cost *Cost `protobuf:"bytes,32,opt,name=cost,proto3" json:"cost,omitempty"`
+	// Refused for lack of room before it reached a backend: objectives count it, sums
+	// of usage do not.
+	Overload      bool `protobuf:"varint,33,opt,name=overload,proto3" json:"overload,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -411,6 +414,13 @@ func (x *Usage) GetCost() *Cost {
 	return nil
 }
 
+func (x *Usage) GetOverload() bool {
+	if x != nil {
+		return x.Overload
+	}
+	return false
+}
+
 // Tokens counts the tokens of one request. Input includes cached input, output
 // includes reasoning. A count is what the backend reported, unless its flag says
 // that it was estimated.
@@ -649,7 +659,7 @@ var File_kinference_usage_v1_usage_proto protoreflect.FileDescriptor
 
 const file_kinference_usage_v1_usage_proto_rawDesc = "" +
 	"\n" +
-	"\x1fkinference/usage/v1/usage.proto\x12\x13kinference.usage.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf5\a\n" +
+	"\x1fkinference/usage/v1/usage.proto\x12\x13kinference.usage.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x91\b\n" +
 	"\x05Usage\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
 	"\n" +
@@ -686,7 +696,8 @@ const file_kinference_usage_v1_usage_proto_rawDesc = "" +
 	"\x04tpot\x18\x1d \x01(\x01H\x03R\x04tpot\x88\x01\x01\x12\x19\n" +
 	"\x05queue\x18\x1e \x01(\x01H\x04R\x05queue\x88\x01\x01\x12\x15\n" +
 	"\x03e2e\x18\x1f \x01(\x01H\x05R\x03e2e\x88\x01\x01\x12-\n" +
-	"\x04cost\x18  \x01(\v2\x19.kinference.usage.v1.CostR\x04costB\a\n" +
+	"\x04cost\x18  \x01(\v2\x19.kinference.usage.v1.CostR\x04cost\x12\x1a\n" +
+	"\boverload\x18! \x01(\bR\boverloadB\a\n" +
 	"\x05_ttftB\v\n" +
 	"\t_itl_meanB\n" +
 	"\n" +
