@@ -144,3 +144,27 @@ func RetryAfter(h http.Header) time.Duration {
 	}
 	return min(max(d, 100*time.Millisecond), maxRetryAfter)
 }
+
+// EventFault is the error that a stream brought in place of content, or an
+// answer under status 200; s is the stream, if it was one.
+func (r *Request) EventFault(v openai.Value, s Stream) *openai.Error {
+	if s != nil {
+		if e := s.Fault(); e != nil {
+			return e
+		}
+	}
+	e := openai.FromEvent(v)
+	var o openai.Object
+	if v.Kind != openai.Obj || o.Parse(v.Raw, 0) != nil {
+		return e
+	}
+	for _, name := range []string{"code", "type"} {
+		switch text, _ := o.Get(name).Text(); text {
+		case "rate_limit_exceeded", "rate_limit_error", "insufficient_quota", "tokens", "requests", "429":
+			return &openai.Error{Status: http.StatusTooManyRequests, Type: "requests", Code: "rate_limit_exceeded", Message: busyText}
+		case "overloaded", "overloaded_error", "service_unavailable", "service_unavailable_error", "engine_overloaded":
+			return openai.Overloaded(busyText, 0)
+		}
+	}
+	return e
+}

@@ -514,18 +514,9 @@ func (c *compiler) notYet() {
 		c.once(v1alpha1.KindInferenceTenant, list[0], "", "has no effect: without any GatewayBackend the gateway is open to everybody, who are nobody's tenants")
 	}
 	for _, o := range c.good[v1alpha1.KindInferenceProvider] {
-		switch p := &o.Object.(*v1alpha1.InferenceProvider).Spec; {
-		case p.Schema != v1alpha1.SchemaOpenAI && p.Schema != v1alpha1.SchemaOpenAICompatible:
-			o.problem(Warning, "spec.schema", "is not spoken yet: the provider gets no requests")
-		case p.Credentials != nil:
-			o.problem(Warning, "spec.credentials", "are not sent yet: the provider gets no requests")
-		default:
-			if p.MaxTokensCap > 0 {
-				o.problem(Warning, "spec.maxTokensCap", "has no effect yet: requests are sent with the max_tokens that they came with")
-			}
-			if p.Timeouts != nil {
-				o.problem(Warning, "spec.timeouts", "have no effect yet: those of the gateway hold")
-			}
+		p := &o.Object.(*v1alpha1.InferenceProvider).Spec
+		if p.Credentials != nil && p.Credentials.WorkloadIdentity != nil && p.Schema != v1alpha1.SchemaBedrock {
+			o.problem(Warning, "spec.credentials.workloadIdentity", "is not spoken with this schema yet: the provider gets no requests")
 		}
 	}
 }

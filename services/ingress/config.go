@@ -70,6 +70,10 @@ type Config struct {
 	TrustedProxyHeader, TrustDomain string
 	// RequireBackend serves nobody while there is no GatewayBackend.
 	RequireBackend bool
+	// ProviderCredentials is the folder of providers' Secrets, each as
+	// <namespace>/<name>/<key>. ProviderPrivate are the blocks of addresses,
+	// comma separated, at which providers may be although they are not public.
+	ProviderCredentials, ProviderPrivate string
 	// CacheSaltFile has the secret that cache salts are made with, the same at
 	// every ingress; empty: one of this process alone.
 	CacheSaltFile string
@@ -112,6 +116,8 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.TrustedProxyHeader, "trusted-proxy-header", c.TrustedProxyHeader, "header by which a proxy on this machine says whose certificate a client has: l5d-client-id or x-forwarded-client-cert; empty: none is believed")
 	fs.StringVar(&c.TrustDomain, "trust-domain", c.TrustDomain, "trust domain of the identities in that header")
 	fs.BoolVar(&c.RequireBackend, "require-backend", c.RequireBackend, "serve nobody while there is no GatewayBackend, instead of everybody")
+	fs.StringVar(&c.ProviderCredentials, "provider-credentials-dir", c.ProviderCredentials, "folder with the Secrets of providers, mounted as <namespace>/<name>/<key>; read again when they change")
+	fs.StringVar(&c.ProviderPrivate, "provider-private-networks", c.ProviderPrivate, "blocks of addresses such as 10.0.0.0/8, comma separated, that providers may be at although they are not public; empty: none")
 	fs.StringVar(&c.CacheSaltFile, "cache-salt-file", c.CacheSaltFile, "file with the secret that keeps the prefix caches of tenants apart, the same at every ingress; empty: one of this process alone")
 	fs.Int64Var(&c.MaxBody, "max-body", c.MaxBody, "longest request body in bytes")
 	fs.Int64Var(&c.MaxBodies, "max-bodies", c.MaxBodies, "bytes of all request bodies in memory together")
@@ -202,7 +208,8 @@ func (c *Config) Validate() error {
 			faults = append(faults, fmt.Errorf("%s is negative", name))
 		}
 	}
-	faults = append(faults, c.validateIdentity())
+	_, err := privateNetworks(c.ProviderPrivate)
+	faults = append(faults, c.validateIdentity(), err)
 	if c.MaxBodies < c.MaxBody {
 		faults = append(faults, errors.New("max-bodies is below max-body"))
 	}

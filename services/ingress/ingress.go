@@ -26,6 +26,7 @@ import (
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
 	"github.com/kinference/kinference/services/ingress/internal/catalog"
+	"github.com/kinference/kinference/services/ingress/internal/credential"
 	"github.com/kinference/kinference/services/ingress/internal/parity"
 	"github.com/kinference/kinference/services/ingress/internal/prompt"
 	"github.com/kinference/kinference/services/ingress/internal/proxy"
@@ -49,6 +50,7 @@ type server struct {
 	proxy    *proxy.Proxy
 	reports  *report.Queue
 	limits   limiting
+	leaving  leaving
 	usage    metering
 	metrics  *metrics
 	tracer   trace.Tracer
@@ -80,12 +82,17 @@ func (s *Service) Run(ctx context.Context) error {
 	router := rpc.Client(reporting, s.RouterURL, routerv1connect.NewRouterServiceClient)
 	v := &server{
 		Config: s.Config, ctx: ctx, router: router, metrics: m, tracer: daemon.Tracer(ctx), started: time.Now().Unix(),
-		proxy: proxy.New(proxy.Settings{
-			Connect: s.ConnectTimeout, FirstByte: s.FirstByteTimeout, Idle: s.IdleTimeout, Write: s.WriteTimeout, KeepAlive: s.KeepAlive,
-			PerHost: s.WorkerConnections, MaxEvent: s.MaxEvent, MaxAnswer: s.MaxAnswer,
-		}),
 		reports: report.New(router, func(n int) { m.reportsLost.Add(serving, int64(n)) }),
 	}
+	private, err := privateNetworks(s.ProviderPrivate)
+	if err != nil {
+		return err
+	}
+	v.leaving.secrets = credential.New(s.ProviderCredentials)
+	v.proxy = proxy.New(proxy.Settings{
+		Connect: s.ConnectTimeout, FirstByte: s.FirstByteTimeout, Idle: s.IdleTimeout, Write: s.WriteTimeout, KeepAlive: s.KeepAlive,
+		PerHost: s.WorkerConnections, MaxEvent: s.MaxEvent, MaxAnswer: s.MaxAnswer, Private: private, Breaker: v.breakerMoved,
+	})
 	defer v.proxy.Close()
 	v.prompts = prompt.New(prompt.Settings{
 		CacheBytes: s.TokenCacheBytes, WorkerTime: s.PromptTimeout, Retry: s.PromptRetry, Transport: v.proxy.Transport(), Log: daemon.Logger(ctx),

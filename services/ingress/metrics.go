@@ -36,6 +36,7 @@ type metrics struct {
 	failovers   metric.Int64Counter
 	reportsLost metric.Int64Counter
 	checks      metric.Int64Counter
+	breakers    metric.Int64Counter
 
 	golden golden
 
@@ -67,6 +68,7 @@ func newMetrics(m metric.Meter) (*metrics, error) {
 	s := &metrics{
 		meter:       m,
 		checks:      counter("kinference.ingress.parity.checks", "{check}", "Comparisons of our token ids with the engines', by profile, kind (probe, or count of a served request) and result: agrees, differs, unanswered."),
+		breakers:    counter("kinference.ingress.provider.events", "{event}", "What happened to a provider: open and closed are its breakers, barred are requests that were kept from it at the last moment because of their tags."),
 		requests:    counter("kinference.ingress.requests", "{request}", "Requests by route, model, answered status (499: the client left) and outcome: ok, canceled, failed or refused. A stream that breaks has status 200 and outcome failed."),
 		duration:    seconds("gen_ai.server.request.duration", "Time from the request's last byte to the answer's.", durationBuckets),
 		firstToken:  seconds("gen_ai.server.time_to_first_token", "Time from the request's last byte to the first content written.", firstBuckets),
@@ -164,6 +166,11 @@ func (m *metrics) answered(ctx context.Context, x *exchange) {
 	if u.Cached > 0 {
 		m.cached.Add(ctx, int64(u.Cached), metric.WithAttributes(attribute.String("model", x.label)))
 	}
+}
+
+// breaker records what happened to a provider.
+func (m *metrics) breaker(ctx context.Context, provider, event string) {
+	m.breakers.Add(ctx, 1, metric.WithAttributes(attribute.String("provider", provider), attribute.String("event", event)))
 }
 
 // failedOver records an attempt that another worker makes good.

@@ -1,4 +1,5 @@
-// Package proxy sends one request to one worker and passes the answer on.
+// Package proxy sends one request to one worker or provider and passes the
+// answer on.
 //
 // Do makes a single attempt; the caller decides who is next. Until the first
 // event with content (streams) or the whole answer (others) is here, nothing
@@ -11,17 +12,20 @@ package proxy
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
 	"mime"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"strconv"
 	"time"
 
 	"github.com/kinference/kinference/internal/openai"
+	"github.com/kinference/kinference/internal/provider"
 )
 
 // Settings of a Proxy. All are required.
@@ -34,19 +38,26 @@ type Settings struct {
 	PerHost   int           // idle connections kept for each worker
 	MaxEvent  int           // bytes of one stream event
 	MaxAnswer int64         // bytes of an answer that is no stream
+
+	// Private are blocks of addresses that providers may be at although they are
+	// not public ones. Breaker is told when the breaker of a provider's model opens
+	// or closes. Both may be nil.
+	Private []netip.Prefix
+	Breaker func(provider, model string, open bool)
 }
 
 // Proxy talks to workers over HTTP/1.1, the only version that vLLM speaks.
 type Proxy struct {
 	set       Settings
 	transport *http.Transport
+	outside   outside
 }
 
 // New makes a Proxy.
 func New(s Settings) *Proxy {
 	h1 := new(http.Protocols)
 	h1.SetHTTP1(true)
-	return &Proxy{set: s, transport: &http.Transport{
+	return &Proxy{set: s, outside: outside{set: s}, transport: &http.Transport{
 		DialContext:            (&net.Dialer{Timeout: s.Connect, KeepAlive: 15 * time.Second}).DialContext,
 		Protocols:              h1,
 		TLSHandshakeTimeout:    s.Connect,
@@ -58,7 +69,10 @@ func New(s Settings) *Proxy {
 }
 
 // Close closes idle connections.
-func (p *Proxy) Close() { p.transport.CloseIdleConnections() }
+func (p *Proxy) Close() {
+	p.transport.CloseIdleConnections()
+	p.outside.close()
+}
 
 // Transport is the pool of connections to workers, for other calls to them.
 func (p *Proxy) Transport() http.RoundTripper { return p.transport }
@@ -116,6 +130,9 @@ type Call struct {
 	OnUsage func(prompt, output int)
 	// OnFirst is called when the first content arrives.
 	OnFirst func(sinceSent time.Duration)
+	// Provider is set if the call leaves the cluster. URL, Path, Header and Body
+	// are then not used.
+	Provider *Provider
 }
 
 // Result tells how an attempt went.
@@ -161,24 +178,57 @@ type attempt struct {
 	each   []openai.Usage // running usage by choice, if there are several
 	event  []byte         // memory of an edited event
 	r      Result
+
+	// Of a provider.
+	prepared *provider.Request
+	events   provider.Stream
+	refusal  int           // status of its refusal; 0: none
+	after    time.Duration // for which it wants to be left alone
 }
 
 func (a *attempt) run(w http.ResponseWriter) {
-	target, err := url.Parse(a.c.URL + a.c.Path)
+	if a.c.Provider != nil {
+		a.leave(w)
+		return
+	}
+	a.send(w, a.p.transport)
+}
+
+// request is what is sent.
+func (a *attempt) request() (*http.Request, error) {
+	header, body := a.c.Header, a.c.Body
+	var target *url.URL
+	if a.prepared != nil {
+		target, header, body = a.prepared.URL, a.prepared.Header, a.prepared.Body
+	} else {
+		var err error
+		if target, err = url.Parse(a.c.URL + a.c.Path); err != nil {
+			return nil, err
+		}
+	}
+	return (&http.Request{
+		Method: http.MethodPost, URL: target, Host: target.Host, Header: header, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Body: io.NopCloser(bytes.NewReader(body)), ContentLength: int64(len(body)),
+		GetBody: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil },
+	}).WithContext(a.ctx), nil
+}
+
+// send sends the request and passes the answer on.
+func (a *attempt) send(w http.ResponseWriter, transport http.RoundTripper) {
+	req, err := a.request()
 	if err != nil {
 		a.fail(Connect, err)
 		return
 	}
-	req := (&http.Request{
-		Method: http.MethodPost, URL: target, Host: target.Host, Header: a.c.Header, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Body: io.NopCloser(bytes.NewReader(a.c.Body)), ContentLength: int64(len(a.c.Body)),
-		GetBody: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(a.c.Body)), nil },
-	}).WithContext(a.ctx)
 	if a.c.Stream {
-		a.arm(a.p.set.FirstByte, errFirstByte)
+		first := a.p.set.FirstByte
+		if a.c.Provider != nil {
+			first = cmp.Or(a.c.Provider.FirstByte, first)
+		}
+		a.arm(first, errFirstByte)
 		defer func() { a.timer.Stop() }()
 	}
-	resp, err := a.p.transport.RoundTrip(req)
+	resp, err := transport.RoundTrip(req)
 	if err != nil {
 		reason := Closed
 		if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "dial" {
@@ -188,10 +238,24 @@ func (a *attempt) run(w http.ResponseWriter) {
 		return
 	}
 	defer resp.Body.Close()
+	isStream := func(kind string) bool { return kind == "text/event-stream" }
+	if a.prepared != nil {
+		isStream = a.prepared.IsStream
+		if err := unzip(resp); err != nil {
+			a.fail(Status, err)
+			a.refusal = resp.StatusCode
+			if resp.StatusCode != http.StatusOK {
+				a.r.Err = a.prepared.Refused(resp.StatusCode, resp.Header, nil)
+			}
+			return
+		}
+	}
 	switch kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")); {
+	case resp.StatusCode != http.StatusOK && a.prepared != nil:
+		a.rejected(resp)
 	case resp.StatusCode != http.StatusOK:
 		a.refused(resp)
-	case a.c.Stream && kind == "text/event-stream":
+	case a.c.Stream && isStream(kind):
 		a.stream(w, resp)
 	default:
 		a.whole(w, resp)
@@ -224,7 +288,7 @@ func (a *attempt) fail(reason Reason, err error) {
 		return
 	}
 	switch cause := context.Cause(a.ctx); {
-	case errors.Is(cause, errFirstByte), errors.Is(cause, errIdle):
+	case errors.Is(cause, errFirstByte), errors.Is(cause, errIdle), errors.Is(cause, errTotal):
 		a.r.Reason, a.r.Cause = Timeout, cause
 		a.r.Err = openai.Server(http.StatusGatewayTimeout, openai.CodeTimeout, "The model server did not answer in time.")
 	case errors.Is(cause, ErrTotal):
@@ -289,7 +353,13 @@ func (a *attempt) whole(w http.ResponseWriter, resp *http.Response) {
 		a.fail(Closed, err)
 		return
 	}
+	if a.prepared != nil {
+		if body, err = a.prepared.Whole(body); err != nil {
+			body = nil // which is no JSON either
+		}
+	}
 	if err := a.chunk.Parse(body); err != nil {
+		a.refusal = http.StatusBadGateway
 		a.fail(Status, err)
 		a.r.Err = openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The model server gave no valid answer.")
 		return
@@ -299,6 +369,7 @@ func (a *attempt) whole(w http.ResponseWriter, resp *http.Response) {
 		return
 	}
 	if a.c.Stream { // SDKs would take it for an empty stream
+		a.refusal = http.StatusBadGateway
 		a.fail(Status, errors.New("no event stream"))
 		a.r.Err = openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The model server gave no valid answer.")
 		return
@@ -309,7 +380,9 @@ func (a *attempt) whole(w http.ResponseWriter, resp *http.Response) {
 	}
 	a.r.LastContent = time.Now()
 	h := w.Header()
-	copyHeader(h, resp.Header)
+	if a.prepared == nil { // what a provider tells in its header is for us
+		copyHeader(h, resp.Header)
+	}
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	a.r.Committed = true
@@ -431,6 +504,14 @@ const failedText = "The model server could not complete the request."
 // errorEvent notes an error that the worker sent in place of content.
 func (a *attempt) errorEvent() {
 	e := openai.FromEvent(a.chunk.Error)
+	if a.prepared != nil {
+		e = a.prepared.EventFault(a.chunk.Error, a.events)
+		a.refusal, a.after = e.Status, max(e.RetryAfter, time.Second)
+		a.fail(Status, errors.New("error of the provider, status "+strconv.Itoa(e.Status)))
+		a.r.Err = a.prepared.Fault(e)
+		a.r.Retry = !a.r.Committed && a.r.Err.Status >= 500
+		return
+	}
 	if e.Status >= 500 {
 		e = openai.Server(http.StatusBadGateway, openai.CodeUpstream, failedText)
 	}

@@ -27,7 +27,12 @@ var (
 
 // stream passes on an event stream.
 func (a *attempt) stream(w http.ResponseWriter, resp *http.Response) {
-	s := &stream{attempt: a, w: w, header: resp.Header, events: openai.NewReader(resp.Body, a.p.set.MaxEvent)}
+	body, idle := io.Reader(resp.Body), cmp.Or(a.c.Idle, a.p.set.Idle)
+	if a.prepared != nil {
+		a.events = a.prepared.Stream(resp.Body, a.p.set.MaxEvent)
+		body, idle = a.events, cmp.Or(a.c.Provider.Idle, idle)
+	}
+	s := &stream{attempt: a, w: w, header: resp.Header, events: openai.NewReader(body, a.p.set.MaxEvent)}
 	s.chunk.LazyUsage, s.one = true, s.all() == 1
 	defer s.settle()
 	for !s.over && !s.done {
@@ -40,7 +45,7 @@ func (a *attempt) stream(w http.ResponseWriter, resp *http.Response) {
 			return
 		}
 		if a.r.Committed && !s.failed {
-			a.arm(cmp.Or(a.c.Idle, a.p.set.Idle), errIdle)
+			a.arm(idle, errIdle)
 		}
 		if err := s.events.Fill(); err != nil {
 			s.ended(err)
@@ -120,6 +125,9 @@ func (s *stream) content(e *openai.Event) {
 		// Not ours to judge: the client's parser decides.
 		s.pass(e.Raw, true)
 		return
+	}
+	if a := s.attempt; a.prepared != nil && err == nil && !s.chunk.HasChoices && !s.chunk.HasUsage {
+		return // what a provider says about filters, say; clients look for the first choice
 	}
 	if s.chunk.HasUsage {
 		s.usage()
@@ -227,7 +235,9 @@ func (s *stream) commit() {
 	s.r.Committed = true
 	s.timer.Stop() // a slow client is not the worker's fault
 	h := s.w.Header()
-	copyHeader(h, s.header)
+	if s.prepared == nil { // what a provider tells in its header is for us
+		copyHeader(h, s.header)
+	}
 	h.Set("Content-Type", "text/event-stream; charset=utf-8")
 	h.Set("Cache-Control", "no-cache")
 	h.Set("X-Accel-Buffering", "no") // nginx would buffer the stream
