@@ -110,13 +110,10 @@ func Endpoints(now time.Time, r Request, states States, providers Providers) []E
 	return out
 }
 
-// unsupported says why requests cannot be sent to a provider yet.
+// unsupported says why requests cannot be sent to a provider.
 func unsupported(p *v1alpha1.InferenceProviderSpec) string {
-	switch {
-	case p.Schema != v1alpha1.SchemaOpenAI && p.Schema != v1alpha1.SchemaOpenAICompatible:
-		return "the schema " + string(p.Schema) + " is not spoken yet"
-	case p.Credentials != nil:
-		return "credentials are not sent yet"
+	if p.Credentials != nil && p.Credentials.WorkloadIdentity != nil && p.Schema != v1alpha1.SchemaBedrock {
+		return "workload identity is not spoken with this schema yet"
 	}
 	return ""
 }
