@@ -127,6 +127,8 @@ func Measure(blocks, workers int) []Figure {
 	churn(x, c, add)
 	beside(x, c, add)
 
+	recovery(x, c, add)
+
 	victim := c.worker(1, 0)
 	start := time.Now()
 	x.Clear(victim)
@@ -197,6 +199,32 @@ func lookups(x *kvindex.Table, c corpus, add func(string, float64, string)) {
 	})/1e3, "us")
 }
 
+// recovery measures a snapshot, and how long an index takes that starts from it and then
+// applies what came after it: 20,000 batches, which is a second of 64 busy engines.
+func recovery(x *kvindex.Table, c corpus, add func(string, float64, string)) {
+	start := time.Now()
+	snapshot := x.Snapshot(nil)
+	add("snapshot_ms", float64(time.Since(start).Nanoseconds())/1e6, "ms")
+	add("snapshot_bytes_per_block", float64(len(snapshot))/float64(x.Info().Blocks), "B")
+	workers, batches, _ := turns(c, 2000)
+	start = time.Now()
+	y, err := kvindex.Restore(snapshot)
+	if err != nil {
+		panic(err) // a fault of this benchmark
+	}
+	add("restore_ms", float64(time.Since(start).Nanoseconds())/1e6, "ms")
+	for range tailRounds {
+		for i := range batches {
+			y.Apply(workers[i], &batches[i])
+		}
+	}
+	add("restore_and_tail_ms", float64(time.Since(start).Nanoseconds())/1e6, "ms")
+	runtime.KeepAlive(y)
+}
+
+// tailRounds times 2,000 batches are what is applied behind a snapshot.
+const tailRounds = 10
+
 // turns makes batches that evict the end of conversations, tail first, and store it again:
 // events as an engine at its capacity sends them.
 func turns(c corpus, n int) (workers []string, batches []vllm.Batch, events int) {
@@ -237,6 +265,11 @@ func churn(x *kvindex.Table, c corpus, add func(string, float64, string)) {
 		}
 		messages = append(messages, msg)
 	}
+	bytes := 0
+	for _, msg := range messages {
+		bytes += len(msg.Data)
+	}
+	add("stream_bytes_per_block_stored_and_removed", float64(bytes)/float64(len(messages)*perMessage*perEvent), "B")
 	var d vllm.Decoder
 	var b vllm.Batch
 	var m bus.KVMessage

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kinference/kinference/internal/bus"
+	"github.com/kinference/kinference/internal/shard"
 	"github.com/kinference/kinference/internal/vllm"
 	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
 )
@@ -60,5 +61,23 @@ func BenchmarkMatchRPC(b *testing.B) {
 		if _, err := t.Match(b.Context(), req); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// BenchmarkForeign leaves out a message of a worker set that another shard holds.
+func BenchmarkForeign(b *testing.B) {
+	t, err := New(b.Context(), Shard{Index: 1 - shard.Of(one.SetName(), 2), Count: 2})
+	if err != nil {
+		b.Fatal(err)
+	}
+	m := batch("e", 0, 9)
+	msg, err := m.Encode(one)
+	if err != nil {
+		b.Fatal(err)
+	}
+	d := bus.Delivery{Subject: msg.Subject, Header: msg.Header, Data: msg.Data}
+	b.ReportAllocs()
+	for b.Loop() {
+		t.apply(b.Context(), d)
 	}
 }
