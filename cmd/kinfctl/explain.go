@@ -137,9 +137,7 @@ func asked(tenant string, q *adminv1.RecordedRequest) string {
 	case q.Classified:
 		out = append(out, "no tags")
 	}
-	if !q.Classified {
-		out = append(out, "other tags unknown")
-	}
+	out = append(out, unknownWords(q)...)
 	return strings.Join(slices.DeleteFunc(out, func(s string) bool { return s == "" }), ", ")
 }
 

@@ -38,12 +38,14 @@ type requestFile struct {
 	Claims       map[string]any       `json:"claims"`
 	Tags         []string             `json:"tags"`
 	Classified   bool                 `json:"classified"`
+	AbsentTags   []string             `json:"absentTags"`
+	UnknownTags  []policy.UnknownTag  `json:"unknownTags"`
 }
 
 func (f *requestFile) request() (*policy.Request, error) {
 	r := &policy.Request{
 		ID: f.ID, Model: f.Model, Tenants: f.Tenants, QoS: f.QoS, PromptTokens: f.PromptTokens, MaxTokens: f.MaxTokens, Endpoint: f.Endpoint, Stream: f.Stream,
-		Tools: f.Tools, Headers: make(map[string]string, len(f.Headers)), Claims: f.Claims, Tags: policy.Tags{Present: f.Tags, Complete: f.Classified},
+		Tools: f.Tools, Headers: make(map[string]string, len(f.Headers)), Claims: f.Claims, Tags: policy.Tags{Present: f.Tags, Complete: f.Classified, Absent: f.AbsentTags, Unknown: f.UnknownTags},
 	}
 	for k, v := range f.Headers {
 		r.Headers[strings.ToLower(k)] = v
@@ -246,6 +248,7 @@ func readRequest(path string) (*adminv1.EvaluateRequest, error) {
 		RequestId: r.ID, Model: r.Model, MaxTokens: uint32(r.MaxTokens), PromptTokens: uint32(r.PromptTokens), Whole: !r.Stream,
 		Attributes: &routerv1.Attributes{
 			Tenants: r.Tenants, Qos: string(r.QoS), Endpoint: string(r.Endpoint), Tools: r.Tools, Headers: r.Headers, Tags: r.Tags.Present, Classified: r.Tags.Complete,
+			AbsentTags: r.Tags.Absent, UnknownTags: unknownTags(&r.Tags),
 		},
 	}
 	if len(r.Claims) > 0 {
@@ -333,7 +336,7 @@ func (x *whatIf) record() *adminv1.Decision {
 		RequestId: q.ID, Model: q.Model, Pool: x.scope.pool, Policy: replay.Offline, Reason: x.outcome(), Verdict: x.verdict(&x.decision), Format: 1,
 		Request: &adminv1.RecordedRequest{
 			Tenants: q.Tenants, Qos: string(q.QoS), Endpoint: string(q.Endpoint), Stream: q.Stream, PromptTokens: uint32(q.PromptTokens), MaxTokens: uint32(q.MaxTokens),
-			Tools: q.Tools, Tags: q.Tags.Present, Classified: q.Tags.Complete, Headers: q.Headers, ClaimsJson: map[string]string{},
+			Tools: q.Tools, Tags: q.Tags.Present, Classified: q.Tags.Complete, AbsentTags: q.Tags.Absent, UnknownTags: unknownTags(&q.Tags), Headers: q.Headers, ClaimsJson: map[string]string{},
 		},
 	}
 	reads := x.scope.policies.Reads(q.Model)

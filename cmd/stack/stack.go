@@ -62,6 +62,12 @@ type Options struct {
 	Seed uint64
 	// LimiterTimeout is how long a request waits for its limits; 0: as ingress does.
 	LimiterTimeout time.Duration
+	// ClassifierURL names another classifier than the stack's own, for tests.
+	// ClassifyTimeout is ingress's time for it; 0: as ingress does.
+	ClassifierURL   string
+	ClassifyTimeout time.Duration
+	// ClassifierMaxBytes is how much of a prompt the classifier reads; 0: as it does.
+	ClassifierMaxBytes int
 	// TimeScale is how many times faster than real hardware the workers run; 0
 	// means 1. For simulated fleets only.
 	TimeScale float64
@@ -168,6 +174,10 @@ func (s *Stack) start(o Options) error {
 	s.api.listener = listeners["admin API"]
 
 	natsURL, routerURL, trackerURL, limiterURL := s.url, s.RouterURL(), s.KVTrackerURL(), s.LimiterURL()
+	classifierURL := s.ClassifierURL()
+	if o.ClassifierURL != "" {
+		classifierURL = o.ClassifierURL
+	}
 	for _, p := range []struct {
 		name string
 		run  func(ctx context.Context, l net.Listener) error
@@ -185,13 +195,13 @@ func (s *Stack) start(o Options) error {
 			return (&limiter.Service{Config: limiter.Config{Listener: l}}).Run(ctx)
 		}},
 		{"classifier", func(ctx context.Context, l net.Listener) error {
-			return (&classifier.Service{Config: classifier.Config{Listener: l}}).Run(ctx)
+			return (&classifier.Service{Config: classifier.Config{Listener: l, ConfigDir: o.ConfigDir, MaxBytes: o.ClassifierMaxBytes}}).Run(ctx)
 		}},
 		{"accounting", func(ctx context.Context, l net.Listener) error {
-			return (&accounting.Service{Config: accounting.Config{Listener: l, NATSURL: natsURL, Ledger: o.Ledger}}).Run(ctx)
+			return (&accounting.Service{Config: accounting.Config{Listener: l, NATSURL: natsURL, RouterURL: routerURL, Ledger: o.Ledger}}).Run(ctx)
 		}},
 		{"ingress", func(ctx context.Context, l net.Listener) error {
-			return (&ingress.Service{Config: ingress.Config{Listener: l, NATSURL: natsURL, UsageDir: usageDir, CacheSaltFile: saltFile, RouterURL: routerURL, LimiterURL: limiterURL, LimiterTimeout: o.LimiterTimeout}}).Run(ctx)
+			return (&ingress.Service{Config: ingress.Config{Listener: l, NATSURL: natsURL, UsageDir: usageDir, CacheSaltFile: saltFile, RouterURL: routerURL, LimiterURL: limiterURL, LimiterTimeout: o.LimiterTimeout, ClassifierURL: classifierURL, ClassifyTimeout: o.ClassifyTimeout}}).Run(ctx)
 		}},
 	} {
 		s.parts[p.name] = &part{run: p.run, addr: s.addrs[p.name]}
@@ -232,6 +242,9 @@ func (s *Stack) KVTrackerURL() string { return "http://" + s.addrs["kvtracker"] 
 
 // LimiterURL is the base URL of the limiter's RPC port.
 func (s *Stack) LimiterURL() string { return "http://" + s.addrs["limiter"] }
+
+// ClassifierURL is the base URL of the classifier's RPC port.
+func (s *Stack) ClassifierURL() string { return "http://" + s.addrs["classifier"] }
 
 // AccountingURL is the base URL of accounting's RPC port.
 func (s *Stack) AccountingURL() string { return "http://" + s.addrs["accounting"] }

@@ -42,7 +42,9 @@ type Model struct {
 	Targets []Target
 	// Reads are the headers and claims that its policies look at, Windows those of
 	// means beside policy.DefaultWindow.
-	Reads   policy.Reads
+	Reads policy.Reads
+	// Tags that its policies look at: names, or beginnings of names with a star.
+	Tags    []string
 	Windows []time.Duration
 }
 
@@ -142,7 +144,7 @@ func poolsOf(m *resources.Model) map[*resources.Pool]bool {
 
 // model is what a name stands for in the pool.
 func (from *pool) model(rm *resources.Model) *Model {
-	m := &Model{Model: rm, Pool: from.Pool, Policies: from.policies, Reads: from.policies.Reads(rm.Name), Windows: from.windows}
+	m := &Model{Model: rm, Pool: from.Pool, Policies: from.policies, Reads: from.policies.Reads(rm.Name), Tags: from.policies.TagsRead(rm.Name), Windows: from.windows}
 	reach := append(m.Policies.Models(rm.Name), rm.Name)
 	for _, t := range from.targets {
 		if slices.ContainsFunc(t.Backend.Models, func(n string) bool { return slices.Contains(reach, n) }) {

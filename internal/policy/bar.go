@@ -13,11 +13,8 @@ type Bar struct {
 
 // Holds reports whether requests with these tags are to be kept away.
 func (b *Bar) Holds(t Tags) bool {
-	has := func(s string) bool {
-		return slices.ContainsFunc(t.Present, newGlob(s).matches) || !t.Complete && slices.Contains(b.Assumed, s)
-	}
-	return !slices.ContainsFunc(b.All, func(s string) bool { return !has(s) }) && !slices.ContainsFunc(b.None, has) &&
-		(len(b.Any) == 0 || slices.ContainsFunc(b.Any, has))
+	m := match{all: newGlobs(b.All), any: newGlobs(b.Any), none: newGlobs(b.None)}
+	return m.holds(&Request{Tags: t}, &assumption{present: newGlobs(b.Assumed)}, true)
 }
 
 // Bars are the conditions on tags under which the decision about a request would

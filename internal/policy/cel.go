@@ -32,6 +32,8 @@ const (
 type expression struct {
 	program   cel.Program
 	readsTags bool
+	// tags that it reads by name, or "*" for whichever.
+	tags []string
 	// headers and claims that it reads.
 	headers, claims names
 }
@@ -178,9 +180,13 @@ func newExpression(text string) (*expression, error) {
 	ast.PostOrderVisit(checked.NativeRep().Expr(), ast.NewExprVisitor(func(x ast.Expr) {
 		switch x.Kind() {
 		case ast.SelectKind:
-			e.readsTags = e.readsTags || x.AsSelect().FieldName() == "tags"
+			if x.AsSelect().FieldName() == "tags" {
+				e.readsTags, e.tags = true, append(e.tags, "*")
+			}
 		case ast.CallKind:
-			e.readsTags = e.readsTags || x.AsCall().FunctionName() == "tagged"
+			if x.AsCall().FunctionName() == "tagged" {
+				e.readsTags, e.tags = true, append(e.tags, taggedName(x.AsCall()))
+			}
 		case ast.ComprehensionKind:
 			loops = true
 		}
@@ -194,6 +200,16 @@ func newExpression(text string) (*expression, error) {
 		return nil, fmt.Errorf("CEL: %w", err)
 	}
 	return e, nil
+}
+
+// taggedName is the tag that a call of tagged asks for.
+func taggedName(c ast.CallExpr) string {
+	if args := c.Args(); len(args) == 1 && args[0].Kind() == ast.LiteralKind {
+		if name, ok := args[0].AsLiteral().Value().(string); ok {
+			return name
+		}
+	}
+	return "*"
 }
 
 // What CEL says of an expression that it does not understand.

@@ -37,8 +37,13 @@ type Tags struct {
 	// Present tags.
 	Present []string
 	// Complete says that the whole prompt was classified, so that every other
-	// tag is absent. Otherwise the others are unknown.
+	// tag is absent but for those of Unknown. Otherwise the others are unknown.
 	Complete bool
+	// Absent tags, known to be so whatever Complete says: names, or beginnings of
+	// names with a star.
+	Absent []string
+	// Unknown tags, whatever Complete says.
+	Unknown []UnknownTag
 }
 
 // seed is the request's own number in [0, n).
@@ -121,7 +126,7 @@ func (t *Tags) has(g glob, a *assumption) bool {
 	if slices.ContainsFunc(t.Present, g.matches) {
 		return true
 	}
-	return !t.Complete && a.holds(g)
+	return !t.absent(g) && a.holds(g)
 }
 
 // match is a compiled RequestMatch.

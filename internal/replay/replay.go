@@ -159,7 +159,11 @@ func (r *Replayer) request(m *plan.Model, d *adminv1.Decision, lacks *[NumLacks]
 	}
 	q.Tenants, q.QoS, q.Endpoint, q.Stream = rec.Tenants, v1alpha1.QoS(rec.Qos), v1alpha1.APIEndpoint(rec.Endpoint), rec.Stream
 	q.PromptTokens, q.MaxTokens, q.Tools = int(rec.PromptTokens), int(rec.MaxTokens), rec.Tools
-	q.Tags = policy.Tags{Present: rec.Tags, Complete: rec.Classified}
+	q.Tags = policy.Tags{Present: rec.Tags, Complete: rec.Classified, Absent: rec.AbsentTags}
+	for _, u := range rec.UnknownTags {
+		q.Tags.Unknown = append(q.Tags.Unknown, policy.UnknownTag{Tag: u.Tag, Causes: u.Causes})
+	}
+	q.Tags.Doubt(m.Tags)
 	q.Headers, q.Claims = rec.Headers, map[string]any{}
 	for name, raw := range rec.ClaimsJson {
 		var v any

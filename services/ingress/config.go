@@ -78,6 +78,15 @@ type Config struct {
 	// every ingress; empty: one of this process alone.
 	CacheSaltFile string
 
+	// ClassifierURL is where the classifier is, asked only where policies read tags.
+	// ClassifyTimeout is its time for a short prompt, to which 200 µs for each KB are
+	// added; ClassifyConcurrency how many prompts are with it at once, ClassifyBytes
+	// how much of one is sent.
+	ClassifierURL       string
+	ClassifyTimeout     time.Duration
+	ClassifyConcurrency int
+	ClassifyBytes       int
+
 	// LimiterTimeout bounds the wait for the limiter. LimitTTL is when what was
 	// reserved is given back after the death of this process, LimitLeaseTTL when
 	// shares of buckets are.
@@ -99,6 +108,10 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Listen, "listen", c.Listen, "address of the OpenAI endpoint")
 	fs.StringVar(&c.RouterURL, "router-url", c.RouterURL, "URL of the router")
 	fs.StringVar(&c.LimiterURL, "limiter-url", c.LimiterURL, "URL of the limiter; asked only for requests that have limits")
+	fs.StringVar(&c.ClassifierURL, "classifier-url", c.ClassifierURL, "URL of the classifier; asked only where some policy that could apply reads tags")
+	fs.DurationVar(&c.ClassifyTimeout, "classify-timeout", c.ClassifyTimeout, "time for the classifier to tag a short prompt, and 200µs more for each KB; then tags are unknown")
+	fs.IntVar(&c.ClassifyConcurrency, "classify-concurrency", c.ClassifyConcurrency, "prompts that are with the classifier at once; others wait for their turn as long as they have time")
+	fs.IntVar(&c.ClassifyBytes, "classify-bytes", c.ClassifyBytes, "bytes of a prompt that are sent to the classifier; of a longer one tags that were not found are unknown")
 	fs.DurationVar(&c.LimiterTimeout, "limiter-timeout", c.LimiterTimeout, "time for the limiter to decide; then onUnavailable of each limit holds")
 	fs.DurationVar(&c.LimitTTL, "limit-ttl", c.LimitTTL, "time after which what was reserved is given back when this process dies")
 	fs.BoolVar(&c.LimitNoLeases, "limit-no-leases", c.LimitNoLeases, "ask the limiter for each request instead of spending shares of limits: exact, and slower")
@@ -147,6 +160,10 @@ func (c *Config) defaults() {
 	or(&c.RouterURL, "http://127.0.0.1:7102")
 	or(&c.TrustDomain, "cluster.local")
 	or(&c.LimiterURL, "http://127.0.0.1:7104")
+	or(&c.ClassifierURL, "http://127.0.0.1:7105")
+	or(&c.ClassifyTimeout, 50*time.Millisecond)
+	or(&c.ClassifyConcurrency, 64)
+	or(&c.ClassifyBytes, 8<<20)
 	or(&c.UsageBytes, 1<<30)
 	or(&c.UsageSync, time.Second)
 	or(&c.UsageReplicas, 1)
@@ -189,7 +206,7 @@ func or[T comparable](p *T, value T) {
 // Validate joins all faults of the settings.
 func (c *Config) Validate() error {
 	var faults []error
-	for name, v := range map[string]string{"router-url": c.RouterURL, "limiter-url": c.LimiterURL} {
+	for name, v := range map[string]string{"router-url": c.RouterURL, "limiter-url": c.LimiterURL, "classifier-url": c.ClassifierURL} {
 		if u, err := url.Parse(v); err != nil || u.Scheme == "" || u.Host == "" {
 			faults = append(faults, fmt.Errorf("%s %q is no URL", name, v))
 		}
@@ -201,6 +218,7 @@ func (c *Config) Validate() error {
 		"idle-timeout": int64(c.IdleTimeout), "total-timeout": int64(c.TotalTimeout), "write-timeout": int64(c.WriteTimeout), "ping-interval": int64(c.PingInterval), "keep-alive": int64(c.KeepAlive),
 		"worker-connections": int64(c.WorkerConnections), "token-cache": int64(c.TokenCacheBytes), "prompt-timeout": int64(c.PromptTimeout), "prompt-retry": int64(c.PromptRetry),
 		"parity-interval": int64(c.ParityInterval), "limiter-timeout": int64(c.LimiterTimeout), "limit-ttl": int64(c.LimitTTL), "limit-lease-ttl": int64(c.LimitLeaseTTL),
+		"classify-timeout": int64(c.ClassifyTimeout), "classify-concurrency": int64(c.ClassifyConcurrency), "classify-bytes": int64(c.ClassifyBytes),
 		"limit-replicas": int64(c.LimitReplicas), "usage-bytes": c.UsageBytes, "usage-sync": int64(c.UsageSync), "usage-replicas": int64(c.UsageReplicas),
 		"usage-max-age": int64(c.UsageMaxAge), "usage-stream-bytes": c.UsageStreamBytes,
 	} {

@@ -41,22 +41,23 @@ var _ daemon.Service = (*Service)(nil)
 // server is one run of the service.
 type server struct {
 	Config
-	ctx      context.Context // of Run: logs, metrics, traces; done when draining
-	router   routerv1connect.RouterServiceClient
-	view     atomic.Pointer[catalog.View]
-	identity identifying
-	prompts  *prompt.Maker
-	parity   *parity.Checker
-	proxy    *proxy.Proxy
-	reports  *report.Queue
-	limits   limiting
-	leaving  leaving
-	usage    metering
-	metrics  *metrics
-	tracer   trace.Tracer
-	bodies   atomic.Int64 // bytes of request bodies in memory
-	ids      sync.Map     // request ids in use
-	started  int64        // Unix time
+	ctx         context.Context // of Run: logs, metrics, traces; done when draining
+	router      routerv1connect.RouterServiceClient
+	view        atomic.Pointer[catalog.View]
+	identity    identifying
+	prompts     *prompt.Maker
+	parity      *parity.Checker
+	proxy       *proxy.Proxy
+	reports     *report.Queue
+	limits      limiting
+	classifying classifying
+	leaving     leaving
+	usage       metering
+	metrics     *metrics
+	tracer      trace.Tracer
+	bodies      atomic.Int64 // bytes of request bodies in memory
+	ids         sync.Map     // request ids in use
+	started     int64        // Unix time
 }
 
 // Run serves until ctx is done, then lets requests finish for
@@ -122,6 +123,11 @@ func (s *Service) Run(ctx context.Context) error {
 		return err
 	}
 	defer metered()
+	tagging, err := v.startClassifying(reporting)
+	if err != nil {
+		return err
+	}
+	defer tagging()
 	settled, err := v.startLimiting(reporting)
 	if err != nil {
 		return err

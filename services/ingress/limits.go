@@ -316,7 +316,7 @@ func (x *exchange) policyRequest() *policy.Request {
 	r := &policy.Request{
 		ID: x.unique, Model: x.req.Model, Tenants: a.GetTenants(), QoS: v1alpha1.QoS(a.GetQos()), PromptTokens: int(a.GetEstimatedTokens()), MaxTokens: x.req.MaxTokens,
 		Endpoint: v1alpha1.APIEndpoint(a.GetEndpoint()), Stream: x.req.Stream, Tools: a.GetTools(), Headers: a.GetHeaders(),
-		Tags: policy.Tags{Present: a.GetTags(), Complete: a.GetClassified()},
+		Tags: policyTags(a),
 	}
 	for i := range x.prompts {
 		if x.prompts[i].Exact() {

@@ -67,15 +67,17 @@ type exchange struct {
 	salt      string // of the caller's tenant; empty while the gateway is open
 
 	attributes *routerv1.Attributes // for policies
+	classified classified
 	limited    limited
 	measured   measured
 	retry      retry
 
-	routed   bool // the router has it in its ledger
-	attempts int
-	endpoint *routerv1.Endpoint // of the last attempt
-	status   int
-	result   proxy.Result
+	routed     bool // the router has it in its ledger
+	overloaded bool // the router had no room for it
+	attempts   int
+	endpoint   *routerv1.Endpoint // of the last attempt
+	status     int
+	result     proxy.Result
 }
 
 // bodyKind is what bodies to send upstream differ in.
@@ -113,14 +115,20 @@ func (x *exchange) serve() {
 		e = x.bound()
 	}
 	if e == nil {
+		x.classify()
+		defer x.unclassify()
 		x.prompts = x.server.prompts.Make(x.ctx, &x.req, x.model.Considered)
 		x.metrics.prompts(x.server.ctx, x.prompts)
 		e = x.fits()
 	}
 	if e == nil {
+		if x.classified.limits {
+			x.tagged()
+		}
 		e = x.reserve()
 	}
 	if e == nil {
+		x.tagged()
 		x.begin()
 		e = x.forward()
 	}
@@ -235,6 +243,10 @@ func (x *exchange) forward() *openai.Error {
 				x.reports.Moved(x.id, endpoint.GetWorker(), string(x.result.Reason))
 			}
 			tried = append(tried, endpoint.GetWorker())
+			if x.barred(endpoint) {
+				last = openai.Overloaded("No model server is ready for this request. Try again later.", time.Second)
+				continue
+			}
 			x.attempt(endpoint, header)
 			if !x.result.Retry || !x.retry.allows(x.attempts, &x.result) {
 				return x.result.Err
@@ -282,6 +294,7 @@ func (x *exchange) route(exclude []string) ([]*routerv1.Endpoint, *openai.Error)
 		if err == nil {
 			x.measured.decision = answer
 			x.retry = retry{int(answer.GetAttempts()), answer.GetRetryOn()}
+			x.overloaded = len(answer.GetEndpoints()) == 0
 			return answer.GetEndpoints(), noWorkers(answer.GetEndpoints())
 		}
 		after, told := rpc.RetryAfter(err)
@@ -303,12 +316,13 @@ func (x *exchange) route(exclude []string) ([]*routerv1.Endpoint, *openai.Error)
 			x.noRetry()
 			return nil, rejected(err)
 		case code == connect.CodeResourceExhausted:
-			x.routed = before
+			x.routed, x.overloaded = before, true
 			return nil, saturated(max(after, time.Second))
 		case told:
-			x.routed = before
+			x.routed, x.overloaded = before, true
 			return nil, openai.Overloaded("No model server is ready for this request. Try again later.", max(after, time.Second))
 		case code != connect.CodeUnavailable || delay > 400*time.Millisecond || ctx.Err() != nil:
+			x.overloaded = true
 			daemon.Logger(x.server.ctx).Error("router did not decide", "request_id", x.id, "err", err)
 			return nil, openai.Overloaded("The gateway cannot route requests now. Try again later.", time.Second)
 		}
@@ -331,6 +345,10 @@ func (x *exchange) attempt(endpoint *routerv1.Endpoint, header http.Header) {
 	x.attempts++
 	x.endpoint = endpoint
 	body, err := x.bodyFor(endpoint)
+	var outside *proxy.Provider
+	if err == nil {
+		outside, err = x.providerOf(endpoint, body)
+	}
 	if err != nil { // a member that must be an object and is none
 		x.result = proxy.Result{Reason: proxy.Status, Usage: openai.NoUsage, Err: openai.Invalid("", "", "A member of the request has the wrong type: "+err.Error()+".")}
 		return
@@ -344,7 +362,7 @@ func (x *exchange) attempt(endpoint *routerv1.Endpoint, header http.Header) {
 	x.result = x.proxy.Do(x.ctx, x.w, &proxy.Call{
 		URL: strings.TrimRight(endpoint.GetUrl(), "/"), Path: x.req.Route.Path(), Header: header, Body: body, Stream: x.req.Stream,
 		Model: openai.AppendString(nil, x.req.Model), HideUsage: x.req.Stream && !x.req.IncludeUsage,
-		HideRunning: x.req.Stream && !x.req.ContinuousUsage && endpoint.GetProvider() == "", Choices: x.perPrompt(), Prompts: x.req.Prompts, OnUsage: x.measured.progress,
+		HideRunning: x.req.Stream && !x.req.ContinuousUsage, Provider: outside, Choices: x.perPrompt(), Prompts: x.req.Prompts, OnUsage: x.measured.progress,
 		Idle:    x.idleTimeout(),
 		OnFirst: func(sinceSent time.Duration) { x.reports.FirstToken(x.id, sinceSent) },
 	})

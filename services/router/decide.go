@@ -99,6 +99,7 @@ func (s *server) newRouting(ctx context.Context, req *routerv1.RouteRequest) (x 
 	if err != nil {
 		return nil, "invalid", rpc.Error(connect.CodeInvalidArgument, err.Error(), 0)
 	}
+	attributes.Tags.Doubt(model.Tags)
 	x = &routing{server: s, ctx: ctx, req: req, version: version, model: model, attributes: attributes, prompts: convert(req.Prompts)}
 	if x.attributes.PromptTokens = tokensOf(x.prompts, ""); len(x.prompts) == 0 {
 		x.attributes.PromptTokens = int(min(req.GetAttributes().GetEstimatedTokens(), 1<<30))
@@ -135,7 +136,7 @@ func requestOf(req *routerv1.RouteRequest) (policy.Request, error) {
 	out := policy.Request{
 		ID: req.RequestId, Model: req.Model, Tenants: a.GetTenants(), QoS: v1alpha1.QoS(a.GetQos()), MaxTokens: int(min(req.MaxTokens, 1<<30)),
 		Endpoint: v1alpha1.APIEndpoint(a.GetEndpoint()), Stream: !req.Whole, Tools: a.GetTools(), Headers: a.GetHeaders(),
-		Tags: policy.Tags{Present: a.GetTags(), Complete: a.GetClassified()},
+		Tags: tagsOf(a.GetTags(), a.GetClassified(), a.GetAbsentTags(), a.GetUnknownTags()),
 	}
 	if out.QoS == "" {
 		out.QoS = v1alpha1.QoSInteractive
@@ -299,7 +300,7 @@ func (x *routing) answer() *routerv1.RouteResponse {
 		if e := &x.endpoints[i]; e.Provider != nil {
 			resp.Endpoints = append(resp.Endpoints, &routerv1.Endpoint{
 				Worker: e.ID, Url: strings.TrimSuffix(strings.TrimRight(string(e.Provider.Provider.Spec.Endpoint), "/"), "/v1"), UpstreamModel: e.Provider.UpstreamModel, Provider: e.Provider.Provider.Name,
-				PredictedTtft: durationpb.New(x.providers.TTFT(e.Provider.Provider)),
+				PredictedTtft: durationpb.New(x.providers.TTFT(e.Provider.Provider)), Target: target(e.Provider.Provider), Bars: x.bars(i),
 			})
 		} else {
 			resp.Endpoints = append(resp.Endpoints, endpoint(e, &x.decision.Estimates[i]))

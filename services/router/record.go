@@ -136,6 +136,7 @@ func requestRecord(r *policy.Request, reads *policy.Reads) *adminv1.RecordedRequ
 			}
 		}
 	}
+	recordTags(out, &r.Tags)
 	for _, name := range reads.Headers {
 		if credential(name) || len(r.Headers[name]) > maxText || len(out.HeaderNames) == maxEntries {
 			out.HeadersWithheld = true

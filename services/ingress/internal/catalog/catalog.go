@@ -50,6 +50,10 @@ type Model struct {
 	External   bool // providers may serve it
 	// ReadsTags and ReadsHeaders say that a policy looks at those.
 	ReadsTags, ReadsHeaders bool
+	// ReadTags are those tags: names, or beginnings of names with a star.
+	ReadTags []string
+	// TagsNamespace is where the policies are, whose custom tags hold.
+	TagsNamespace string
 }
 
 // Profile is one way of turning a request into blocks; see the proto.
@@ -107,7 +111,8 @@ func New(c *routerv1.Catalog) *View {
 func models(list []*routerv1.Model, profiles map[string]*Profile) []*Model {
 	out := make([]*Model, 0, len(list))
 	for _, m := range list {
-		model := &Model{Name: m.GetName(), Root: m.GetRoot(), MaxModelLen: int(m.GetMaxModelLen()), External: m.GetExternal(), ReadsTags: m.GetReadsTags(), ReadsHeaders: m.GetReadsHeaders()}
+		model := &Model{Name: m.GetName(), Root: m.GetRoot(), MaxModelLen: int(m.GetMaxModelLen()), External: m.GetExternal(), ReadsTags: m.GetReadsTags(), ReadsHeaders: m.GetReadsHeaders(),
+			ReadTags: m.GetReadTags(), TagsNamespace: m.GetTagsNamespace()}
 		for _, id := range m.GetProfiles() {
 			if p := profiles[id]; p != nil {
 				model.Profiles = append(model.Profiles, p)

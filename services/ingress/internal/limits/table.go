@@ -20,6 +20,7 @@ type Table struct {
 	tenants  map[string][]*Limit
 	policies []policyLimits
 	headers  bool
+	tags     []string
 }
 
 type policyLimits struct {
@@ -65,6 +66,7 @@ func New(tenants []*routerv1.Tenant, policies []*routerv1.LimitPolicy, former *T
 			faults = append(faults, fmt.Errorf("limits of policy %s: %w", m.GetName(), err))
 		} else {
 			t.headers = t.headers || p.compiled.LimitsReadHeaders()
+			t.tags = append(t.tags, p.compiled.LimitsReadTags()...)
 		}
 		t.policies = append(t.policies, p)
 	}
@@ -98,6 +100,15 @@ func (t *Table) Empty() bool { return t == nil || len(t.tenants) == 0 && len(t.p
 
 // ReadsHeaders reports whether a limit of a policy looks at headers.
 func (t *Table) ReadsHeaders() bool { return t != nil && t.headers }
+
+// ReadTags are the tags that limits of policies look at: names, or beginnings of
+// names with a star.
+func (t *Table) ReadTags() []string {
+	if t == nil {
+		return nil
+	}
+	return t.tags
+}
 
 // Request is what decides which limits a request must fit.
 type Request struct {
