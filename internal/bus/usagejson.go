@@ -114,6 +114,7 @@ func (o *object) usage(u *usagev1.Usage) {
 		o.text("hourlyPrice", c.GetHourlyPrice())
 		o.close()
 	}
+	o.flag("overload", u.GetOverload())
 	o.close()
 }
 

@@ -17,6 +17,8 @@ import (
 	"math"
 	"net"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -27,6 +29,7 @@ import (
 	"github.com/kinference/kinference/proto/gen/kinference/accounting/v1/accountingv1connect"
 	usagev1 "github.com/kinference/kinference/proto/gen/kinference/usage/v1"
 	"github.com/kinference/kinference/services/accounting/internal/ledger"
+	"github.com/kinference/kinference/services/accounting/internal/objective"
 )
 
 // Config are the settings of an operator. The zero value of a field means its
@@ -44,6 +47,9 @@ type Config struct {
 	// Events and Hours are how long events and the sums of hours are kept. Sums of
 	// days are kept for ever.
 	Events, Hours time.Duration
+	// RouterURL is where the catalog comes from, which has the objectives; empty:
+	// there are none.
+	RouterURL string
 	// Replicas, MaxAge and StreamBytes are those of the stream, where this process
 	// makes it.
 	Replicas    int
@@ -65,6 +71,7 @@ func (s *Service) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&s.Listen, "listen", s.Listen, "address of the RPC port")
 	fs.StringVar(&s.NATSURL, "nats-url", s.NATSURL, "URLs of NATS, comma separated; empty: no events come")
 	fs.StringVar(&s.Ledger, "ledger", s.Ledger, "where the ledger is: the path of a SQLite file, or a postgres:// URL, which is better given by the environment; empty: a temporary file, made again from the stream at each start")
+	fs.StringVar(&s.RouterURL, "router-url", s.RouterURL, "base URL of the router, whose catalog has the objectives; empty: there are none")
 	fs.DurationVar(&s.Events, "keep-events", s.Events, "how long the ledger keeps events; later ones are not taken any more. Longer than the stream does")
 	fs.DurationVar(&s.Hours, "keep-hours", s.Hours, "how long the ledger keeps sums by the hour; those by the day stay")
 	fs.IntVar(&s.Replicas, "usage-replicas", s.Replicas, "replicas of the stream, where this process makes it")
@@ -130,7 +137,7 @@ func (s *Service) Run(ctx context.Context) error {
 		return err
 	}
 	defer led.Close()
-	v := &server{Config: s.Config, log: log, ledger: led}
+	v := &server{Config: s.Config, log: log, ledger: led, board: objective.NewBoard(), watched: newWatched()}
 	if s.NATSURL != "" {
 		if v.conn, err = bus.Connect(ctx, s.NATSURL, "accounting"); err != nil {
 			return err
@@ -149,6 +156,10 @@ func (s *Service) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	if v.conn != nil {
 		g.Go(func() error { return v.consume(ctx) })
+		g.Go(func() error { return v.watched.follow(ctx, v.conn) })
+	}
+	if v.RouterURL != "" {
+		g.Go(func() error { v.followCatalog(ctx); return nil })
 	}
 	g.Go(func() error { v.housekeep(ctx); return nil })
 	g.Go(func() error {
@@ -189,6 +200,13 @@ type server struct {
 	ledger  *ledger.Ledger
 	conn    *bus.Conn
 	metrics metrics
+
+	// counting is held while events go into the ledger and are counted, so that an
+	// objective that is new counts each once: from the ledger or as it comes.
+	counting sync.Mutex
+	board    *objective.Board
+	known    atomic.Bool // the catalog
+	watched  *watched
 }
 
 func (v *server) settings() bus.UsageSettings {
@@ -230,12 +248,15 @@ func (v *server) take(ctx context.Context, batch []bus.UsageDelivery) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), takeTime)
 	defer cancel()
+	v.counting.Lock()
+	defer v.counting.Unlock()
 	added, err := v.ledger.Add(ctx, events)
 	if err != nil {
 		v.metrics.failed(ctx)
 		return err
 	}
 	v.metrics.took(ctx, added, invalid, old)
+	v.count(ctx, added.Fresh)
 	return nil
 }
 

@@ -12,12 +12,14 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kinference/kinference/services/accounting/internal/ledger"
+	"github.com/kinference/kinference/services/accounting/internal/objective"
 )
 
 // metrics are the instruments of this service. Labels are fixed words.
 type metrics struct {
 	events       metric.Int64Counter
 	failures     metric.Int64Counter
+	objectives   metric.Int64Counter
 	registration metric.Registration
 	filled       atomic.Uint64 // of the stream, as math.Float64bits; 0: unknown
 
@@ -39,6 +41,9 @@ func (m *metrics) init(meter metric.Meter, v *server) error {
 	faults = append(faults, err)
 	m.failures, err = meter.Int64Counter("kinference.accounting.ledger.failures", metric.WithUnit("{batch}"),
 		metric.WithDescription("Batches that the database did not take; they come again."))
+	faults = append(faults, err)
+	m.objectives, err = meter.Int64Counter("kinference.objective.requests", metric.WithUnit("{request}"),
+		metric.WithDescription("Requests that objectives are about, by objective (kind/namespace/owner/name) and result: good or bad."))
 	faults = append(faults, err)
 	size, err := meter.Int64ObservableGauge("kinference.accounting.ledger.size", metric.WithUnit("By"), metric.WithDescription("Bytes of the ledger's database."))
 	faults = append(faults, err)
@@ -96,6 +101,15 @@ func (m *metrics) took(ctx context.Context, a ledger.Added, invalid, old int) {
 			m.events.Add(ctx, int64(n), metric.WithAttributes(attribute.String("result", word)))
 		}
 	}
+}
+
+// judged counts n requests for an objective.
+func (m *metrics) judged(ctx context.Context, o *objective.Objective, good bool, n int64) {
+	result := "bad"
+	if good {
+		result = "good"
+	}
+	m.objectives.Add(ctx, n, metric.WithAttributes(attribute.String("objective", o.ID()), attribute.String("result", result)))
 }
 
 func (m *metrics) failed(ctx context.Context) { m.failures.Add(ctx, 1) }

@@ -265,6 +265,14 @@ func (x *exchange) tokens(r *meter.Record) (t meter.Tokens) {
 // counts it in the metrics.
 func (x *exchange) finishUsage() {
 	r := x.measure()
+	if x.measured.open == nil && x.attempts == 0 && x.overloaded {
+		// No backend had it and it used nothing, but objectives count it.
+		r.Overload = true
+		if r.Pool == "" {
+			r.Pool = x.pool()
+		}
+		x.measured.open = x.server.usage.recorder.Begin(r)
+	}
 	x.measured.open.End(r)
 	x.metrics.used(x.ctx, x.server.ctx, r, x.label)
 }

@@ -22,7 +22,8 @@ const (
 	rounds   = 6
 	noise    = 0.02
 	apart    = 0.7
-	farthest = 8 // times more or less than the prior
+	farthest = 8   // times more or less than the prior, beside what all are
+	slowest  = 100 // and what all may be
 	// enough intervals or prefills of the better kind do without the others.
 	enough = 20
 	// full is the share of the KV cache in use beyond which requests may wait for it.
@@ -156,7 +157,7 @@ func solve(prior Weights, rows []row) Weights {
 		all += r.seconds
 		explained += dot(r.x, p)
 	}
-	slow := min(max(all/max(explained, 1e-12), 1.0/farthest), farthest)
+	slow := min(max(all/max(explained, 1e-12), 1.0/slowest), slowest)
 	var a [features][features + 1]float64
 	for k := range features {
 		pull := 1 / (apart * slow) / (apart * slow)

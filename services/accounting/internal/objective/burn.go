@@ -111,7 +111,7 @@ func judge(o *Objective, over func(time.Duration) Tally) State {
 		long, short := over(p.Long), over(p.Short)
 		b := Burn{Policy: p, LongRate: rate(long.bad(), budget), ShortRate: rate(short.bad(), budget), Events: long.Total}
 		if long.Total >= MinEvents(o.Target, p.Factor) {
-			enough = true
+			enough = enough || p.Factor*budget < 1 // else it can never fire
 			b.Firing = b.LongRate > p.Factor && b.ShortRate > p.Factor
 		}
 		if b.Firing && p.Alert > s.Alert {

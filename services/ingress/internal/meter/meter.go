@@ -107,6 +107,8 @@ type Record struct {
 	Worker                          string // <uid>/<rank>
 	Tags                            []string
 	Attempts                        int
+	// Overload says that it was refused because there was no room for it.
+	Overload bool
 	// Routed says that the router booked the request: it may have caused work.
 	Routed bool
 
