@@ -363,7 +363,7 @@ func TestCancelSettles(t *testing.T) {
 			}
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
-			read := make(chan struct{})
+			read, looked := make(chan struct{}), make(chan struct{})
 			go func() {
 				defer close(read)
 				resp, err := e.begin(ctx, chatPath, chatRequest(c.stream, `,"max_tokens":1000`))
@@ -375,6 +375,9 @@ func TestCancelSettles(t *testing.T) {
 				for range c.pieces {
 					readEvent(t, r)
 				}
+				if len(c.pieces) > 0 {
+					<-looked
+				}
 				cancel()
 			}()
 			await(t, "the request to be under way", begun)
@@ -384,6 +387,7 @@ func TestCancelSettles(t *testing.T) {
 			if n := e.limiter.level("ns/team/c"); n != 1 {
 				t.Errorf("%d permits", n)
 			}
+			close(looked)
 			if len(c.pieces) == 0 {
 				cancel()
 			}
