@@ -56,6 +56,8 @@ namespace kinference.`,
 		},
 	}
 	f := cmd.Flags()
+	f.StringVar(&o.ProviderCredentials, "provider-credentials-dir", "", "folder with the Secrets of providers, as <namespace>/<name>/<key>; read again when they change")
+	f.StringVar(&o.ProviderPrivate, "provider-private-networks", "", "blocks of addresses, comma separated, that providers may be at although they are not public; empty: this machine itself")
 	f.StringVar(&o.ConfigDir, "config", "", "folder of resources")
 	f.StringVar(&o.Kubeconfig, "kubeconfig", "", "file that says how to reach the Kubernetes API with the resources, in place of --config")
 	f.StringVar(&o.Listen, "listen", "127.0.0.1:8080", "address of the public endpoint")

@@ -5,6 +5,7 @@
 package stack
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -60,6 +61,10 @@ type Options struct {
 	Policy string
 	// Seed makes the router's random choices repeatable.
 	Seed uint64
+	// ProviderCredentials is the folder of providers' Secrets, as in ingress;
+	// ProviderPrivate are the networks that providers may be in although they are
+	// not public; empty: this machine itself.
+	ProviderCredentials, ProviderPrivate string
 	// LimiterTimeout is how long a request waits for its limits; 0: as ingress does.
 	LimiterTimeout time.Duration
 	// ClassifierURL names another classifier than the stack's own, for tests.
@@ -201,7 +206,7 @@ func (s *Stack) start(o Options) error {
 			return (&accounting.Service{Config: accounting.Config{Listener: l, NATSURL: natsURL, RouterURL: routerURL, Ledger: o.Ledger}}).Run(ctx)
 		}},
 		{"ingress", func(ctx context.Context, l net.Listener) error {
-			return (&ingress.Service{Config: ingress.Config{Listener: l, NATSURL: natsURL, UsageDir: usageDir, CacheSaltFile: saltFile, RouterURL: routerURL, LimiterURL: limiterURL, LimiterTimeout: o.LimiterTimeout, ClassifierURL: classifierURL, ClassifyTimeout: o.ClassifyTimeout}}).Run(ctx)
+			return (&ingress.Service{Config: ingress.Config{Listener: l, NATSURL: natsURL, UsageDir: usageDir, CacheSaltFile: saltFile, RouterURL: routerURL, LimiterURL: limiterURL, LimiterTimeout: o.LimiterTimeout, ClassifierURL: classifierURL, ClassifyTimeout: o.ClassifyTimeout, ProviderCredentials: o.ProviderCredentials, ProviderPrivate: cmp.Or(o.ProviderPrivate, "127.0.0.0/8,::1/128")}}).Run(ctx)
 		}},
 	} {
 		s.parts[p.name] = &part{run: p.run, addr: s.addrs[p.name]}

@@ -13,7 +13,7 @@ type Bar struct {
 
 // Holds reports whether requests with these tags are to be kept away.
 func (b *Bar) Holds(t Tags) bool {
-	m := match{all: newGlobs(b.All), any: newGlobs(b.Any), none: newGlobs(b.None)}
+	m := match{more: -1, all: newGlobs(b.All), any: newGlobs(b.Any), none: newGlobs(b.None)}
 	return m.holds(&Request{Tags: t}, &assumption{present: newGlobs(b.Assumed)}, true)
 }
 

@@ -13,17 +13,16 @@ import (
 func TestBars(t *testing.T) {
 	rules := func(first string) *policy.Set {
 		return policy.NewSet("pool", []*policy.Policy{compile(t, `
-spec:
-  rules:
-  - name: secrets
-    matches: [ { tag: "secret-*" } ]
-    `+first+`
-  - name: serve
-    route:
-      exclude:
-      - { name: pii, if: { tag: pii-detected }, drop: { backend: { type: Provider } } }
-      - { name: batch, if: { tag: batchy, qos: batch }, drop: { backend: { type: Provider } } }
-      - { name: local, if: { tag: remote-only }, drop: { backend: { type: Local } } }
+rules:
+- name: secrets
+  matches: [ { tag: "secret-*" } ]
+  `+first+`
+- name: serve
+  route:
+    exclude:
+    - { name: pii, if: { tag: pii-detected }, drop: { backend: { type: Provider } } }
+    - { name: batch, if: { tag: batchy, qos: batch }, drop: { backend: { type: Provider } } }
+    - { name: local, if: { tag: remote-only }, drop: { backend: { type: Local } } }
 `)})
 	}
 	cloud := policy.Endpoint{Backend: &policy.Backend{Type: v1alpha1.BackendProvider, Name: "cloud", Models: []string{"m"}}, ID: "provider ns/cloud"}

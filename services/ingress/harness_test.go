@@ -204,7 +204,7 @@ func startIn(t testing.TB, settings daemon.Settings, change func(*ingress.Config
 	if err != nil {
 		t.Fatal(err)
 	}
-	svc := &ingress.Service{Config: ingress.Config{Listener: l, PromptTimeout: patience}}
+	svc := &ingress.Service{Config: ingress.Config{Listener: l, PromptTimeout: patience, ProviderPrivate: "127.0.0.0/8"}}
 	if change != nil {
 		change(&svc.Config, r.catalog)
 	}

@@ -67,6 +67,10 @@ func (s *Service) Run(ctx context.Context) error {
 	if err := s.Validate(); err != nil {
 		return err
 	}
+	private, err := privateNetworks(s.ProviderPrivate)
+	if err != nil {
+		return err
+	}
 	m, err := newMetrics(daemon.Meter(ctx))
 	if err != nil {
 		return err
@@ -84,10 +88,6 @@ func (s *Service) Run(ctx context.Context) error {
 	v := &server{
 		Config: s.Config, ctx: ctx, router: router, metrics: m, tracer: daemon.Tracer(ctx), started: time.Now().Unix(),
 		reports: report.New(router, func(n int) { m.reportsLost.Add(serving, int64(n)) }),
-	}
-	private, err := privateNetworks(s.ProviderPrivate)
-	if err != nil {
-		return err
 	}
 	v.leaving.secrets = credential.New(s.ProviderCredentials)
 	v.proxy = proxy.New(proxy.Settings{

@@ -52,7 +52,10 @@ func (v *server) breakerMoved(name, model string, open bool) {
 // of its tags now. The router has looked at them when it decided; that may be a
 // failed attempt ago.
 func (x *exchange) barred(endpoint *routerv1.Endpoint) bool {
-	tags := policy.Tags{Present: x.attributes.GetTags(), Complete: x.attributes.GetClassified()}
+	if len(endpoint.GetBars()) == 0 {
+		return false
+	}
+	tags := x.policyRequest().Tags
 	for _, b := range endpoint.GetBars() {
 		bar := policy.Bar{All: b.GetAll(), Any: b.GetAny(), None: b.GetNone(), Assumed: b.GetAssumed()}
 		if bar.Holds(tags) {
