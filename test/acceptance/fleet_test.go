@@ -56,6 +56,8 @@ type settings struct {
 	spans   daemon.SpanExporter
 
 	adminTokens, adminAudit string // files
+
+	stack stack.Options // more of them
 }
 
 // start brings everything up and waits until a request can be answered with
@@ -85,7 +87,13 @@ func start(t *testing.T, s settings) *env {
 		e.workers = append(e.workers, w)
 	}
 	e.write("fleet.yaml", e.workerSet(s.set))
-	st, err := stack.Start(t.Context(), stack.Options{ConfigDir: e.dir, DataDir: s.data, Policy: s.policy, Seed: 1, TimeScale: s.scale, LimiterTimeout: 10 * time.Second, Output: e.log, DrainTimeout: 5 * time.Second, Spans: s.spans, AdminTokens: s.adminTokens, AdminAudit: s.adminAudit})
+	o := s.stack
+	o.ConfigDir, o.DataDir, o.Policy, o.Seed, o.TimeScale, o.LimiterTimeout, o.Output = e.dir, s.data, s.policy, 1, s.scale, 10*time.Second, e.log
+	o.DrainTimeout, o.Spans, o.AdminTokens, o.AdminAudit = 5*time.Second, s.spans, s.adminTokens, s.adminAudit
+	if o.ClassifyTimeout == 0 {
+		o.ClassifyTimeout = 10 * time.Second
+	}
+	st, err := stack.Start(t.Context(), o)
 	if err != nil {
 		t.Fatalf("start stack: %v", err)
 	}
