@@ -250,7 +250,7 @@ func (w *worker) put(g *group, m Medium, engine uint64, own kvhash.Hash, prev be
 		// The engine takes both contents for one block (vLLM issue 44701): it has
 		// the copies of both, and the newest is what it will be asked for.
 		r.Conflicts++
-		w.release(g, m, engine, x.own, plain, r)
+		w.release(g, m, engine, x.own, at, plain, r)
 		at = w.table.blocks.byEngine(engine)
 		x.own = own
 		if w.options.Removals == PerCopy && x.copies < 1<<30 {
@@ -341,8 +341,9 @@ func (w *worker) give(g *group, m Medium, engine uint64, x odd, at ref, prev bef
 	return true
 }
 
-// release is the inverse of give.
-func (w *worker) release(g *group, m Medium, engine uint64, own kvhash.Hash, plain bool, r *Result) {
+// release is the inverse of give. at is the block that is found by the hash, which is the
+// one that goes if the hash is a plain one.
+func (w *worker) release(g *group, m Medium, engine uint64, own kvhash.Hash, at ref, plain bool, r *Result) {
 	md := &g.media[m]
 	md.hashes--
 	w.blocks[m]--
@@ -364,7 +365,10 @@ func (w *worker) release(g *group, m Medium, engine uint64, own kvhash.Hash, pla
 		return
 	}
 	if m != Storage {
-		w.table.leave(w.table.blocks.find(own), g.column, m)
+		if !plain {
+			at = w.table.blocks.find(own)
+		}
+		w.table.leave(at, g.column, m)
 	}
 	md.blocks--
 	r.Removed++
@@ -388,7 +392,7 @@ func (w *worker) remove(e *vllm.Event, r *Result) {
 		if g == nil {
 			break
 		}
-		x, _, plain, ok := w.held(g, m, engine)
+		x, at, plain, ok := w.held(g, m, engine)
 		if !ok {
 			unknown = !w.disown(groupOf(e), m, engine, left, r) || unknown
 			continue
@@ -401,7 +405,7 @@ func (w *worker) remove(e *vllm.Event, r *Result) {
 		}
 		switch {
 		case x.copies <= 0:
-			w.release(g, m, engine, x.own, plain, r)
+			w.release(g, m, engine, x.own, at, plain, r)
 		case x.copies != had:
 			w.list(&g.media[m], engine, x, plain)
 			w.unlist(&g.media[m], m, engine, x)
