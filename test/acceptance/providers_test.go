@@ -7,11 +7,13 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/kinference/kinference/api/v1alpha1"
+	"github.com/kinference/kinference/cmd/stack"
 	"github.com/kinference/kinference/internal/provider/fake"
 	"github.com/kinference/kinference/internal/rpc"
 	"github.com/kinference/kinference/proto/gen/kinference/accounting/v1/accountingv1connect"
@@ -56,7 +58,7 @@ func (e *env) providers(keys string) []abroad {
 		e.t.Cleanup(s.Close)
 		region := ""
 		if p.schema == v1alpha1.SchemaBedrock {
-			region = ", region: " + fake.Region
+			region = "\n  region: " + fake.Region
 		}
 		held := map[string]string{"apiKey": fake.Key}
 		if p.name == "bedrock" {
@@ -69,25 +71,17 @@ apiVersion: kinference.buoyant.io/v1alpha1
 kind: InferenceProvider
 metadata: { name: %s, namespace: test }
 spec:
-  schema: %s
+  schema: %s%s
   endpoint: %q
   credentials: { secretRef: { name: %s } }
   maxTokensCap: 500
   timeouts: { firstByte: 5s, idle: 2s }
   models:
   - { name: via-%s, upstreamName: %q, price: { currency: EUR, perMillion: { input: "10", cachedInput: "1", output: "100" } } }
-`, p.name, p.schema+region2(region), s.URL, p.name, p.name, p.model)
+`, p.name, p.schema, region, s.URL, p.name, p.name, p.model)
 	}
 	e.reload("providers.yaml", yaml)
 	return out
-}
-
-// region2 continues the line of the schema.
-func region2(s string) v1alpha1.ProviderSchema {
-	if s == "" {
-		return ""
-	}
-	return v1alpha1.ProviderSchema("\n  " + strings.TrimPrefix(s, ", "))
 }
 
 const weather = `,"tools":[{"type":"function","function":{"name":"weather","parameters":{"type":"object","properties":{"city":{"type":"string"}}}}}]`
@@ -97,7 +91,7 @@ const weather = `,"tools":[{"type":"function","function":{"name":"weather","para
 // What belongs to the cluster or to a tenant stays.
 func TestProvidersOfEveryKind(t *testing.T) {
 	keys := t.TempDir()
-	e := start(t, settings{workers: 1, keys: keys})
+	e := start(t, settings{workers: 1, stack: stack.Options{ProviderCredentials: keys}})
 	want := map[string]int{}
 	for _, p := range e.providers(keys) {
 		for _, stream := range []bool{false, true} {
@@ -143,6 +137,7 @@ func TestProvidersOfEveryKind(t *testing.T) {
 	e.eventually("the ledger has all", func() bool {
 		var err error
 		events, err = export(ctx, ledger)
+		events = slices.DeleteFunc(events, func(u *usagev1.Usage) bool { return u.GetProvider() == "" })
 		return err == nil && len(events) == 7*len(want)
 	})
 	got := map[string]int{}
@@ -164,7 +159,7 @@ func TestProvidersOfEveryKind(t *testing.T) {
 // with words about the account.
 func TestProviderFaults(t *testing.T) {
 	keys := t.TempDir()
-	e := start(t, settings{workers: 1, keys: keys})
+	e := start(t, settings{workers: 1, stack: stack.Options{ProviderCredentials: keys}})
 	for _, p := range e.providers(keys) {
 		p.SetFault(fake.ErrorEvent)
 		a := e.chat(req{model: p.model, text: "x", max: 9, stream: true})
@@ -213,7 +208,7 @@ func checkQuiet(t *testing.T, name string, a answer) {
 // nothing anybody can read has one in it.
 func TestProviderLimitAndRotation(t *testing.T) {
 	keys := t.TempDir()
-	e := start(t, settings{workers: 1, keys: keys})
+	e := start(t, settings{workers: 1, stack: stack.Options{ProviderCredentials: keys}})
 	s := fake.New(v1alpha1.SchemaAnthropic, "claude-9")
 	defer s.Close()
 	secret(t, keys, "claude", map[string]string{"apiKey": fake.Key})
@@ -227,7 +222,7 @@ spec:
   models: [ { name: `+modelName+`, upstreamName: claude-9 }, { name: second, upstreamName: claude-9b } ]
 `)
 	e.policy("burst", `
-  - { name: burst, route: { select: [ { type: Provider, order: [ claude ] }, { type: Local, minimize: PredictedTTFT } ] } }
+  - { name: burst, matches: [ { model: `+modelName+` } ], route: { select: [ { type: Provider, order: [ claude ] }, { type: Local, minimize: PredictedTTFT } ] } }
 `)
 	if a := e.chat(req{text: "x"}); a.text != fake.Text {
 		t.Fatalf("%d %s %q", a.status, a.body, s.Refused())
