@@ -163,7 +163,7 @@ func TestRecoveredGivesWay(t *testing.T) {
 		check := func(step string, want ledger.Added, got ledger.Added, output, recovered int64, cost string) {
 			t.Helper()
 			rows := query(t, l, ledger.Query{})
-			if got != want || len(rows) != 1 || rows[0].Requests != 1 || rows[0].Output != output || rows[0].Recovered != recovered || rows[0].OutputCost.String() != cost {
+			if got.New != want.New || got.Known != want.Known || got.Replaced != want.Replaced || len(rows) != 1 || rows[0].Requests != 1 || rows[0].Output != output || rows[0].Recovered != recovered || rows[0].OutputCost.String() != cost {
 				t.Errorf("%s: got %+v and %+v", step, got, rows)
 			}
 		}

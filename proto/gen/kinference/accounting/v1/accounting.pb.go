@@ -1649,17 +1649,18 @@ func (x *TenantShare) GetShares() []float64 {
 // LearnedSpeed is what work costs on a worker set, in seconds, and how it fills the
 // KV cache.
 type LearnedSpeed struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Step          float64                `protobuf:"fixed64,1,opt,name=step,proto3" json:"step,omitempty"`
-	Launch        float64                `protobuf:"fixed64,2,opt,name=launch,proto3" json:"launch,omitempty"`
-	Token         float64                `protobuf:"fixed64,3,opt,name=token,proto3" json:"token,omitempty"`
-	Attention     float64                `protobuf:"fixed64,4,opt,name=attention,proto3" json:"attention,omitempty"`
-	Sequence      float64                `protobuf:"fixed64,5,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	Context       float64                `protobuf:"fixed64,6,opt,name=context,proto3" json:"context,omitempty"`
-	Batch         uint32                 `protobuf:"varint,7,opt,name=batch,proto3" json:"batch,omitempty"`
-	KvRequest     float64                `protobuf:"fixed64,8,opt,name=kv_request,json=kvRequest,proto3" json:"kv_request,omitempty"`
-	KvToken       float64                `protobuf:"fixed64,9,opt,name=kv_token,json=kvToken,proto3" json:"kv_token,omitempty"`
-	KvCachedToken float64                `protobuf:"fixed64,10,opt,name=kv_cached_token,json=kvCachedToken,proto3" json:"kv_cached_token,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Step      float64                `protobuf:"fixed64,1,opt,name=step,proto3" json:"step,omitempty"`
+	Launch    float64                `protobuf:"fixed64,2,opt,name=launch,proto3" json:"launch,omitempty"`
+	Token     float64                `protobuf:"fixed64,3,opt,name=token,proto3" json:"token,omitempty"`
+	Attention float64                `protobuf:"fixed64,4,opt,name=attention,proto3" json:"attention,omitempty"`
+	Sequence  float64                `protobuf:"fixed64,5,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Context   float64                `protobuf:"fixed64,6,opt,name=context,proto3" json:"context,omitempty"`
+	Batch     uint32                 `protobuf:"varint,7,opt,name=batch,proto3" json:"batch,omitempty"`
+	KvRequest float64                `protobuf:"fixed64,8,opt,name=kv_request,json=kvRequest,proto3" json:"kv_request,omitempty"`
+	KvToken   float64                `protobuf:"fixed64,9,opt,name=kv_token,json=kvToken,proto3" json:"kv_token,omitempty"`
+	// Prefixes that requests of a worker share; 0: each has its own.
+	Prefixes float64 `protobuf:"fixed64,10,opt,name=prefixes,proto3" json:"prefixes,omitempty"`
 	// Mean deviation of explained from observed busy time, as a share; intervals.
 	Error         float64 `protobuf:"fixed64,11,opt,name=error,proto3" json:"error,omitempty"`
 	Intervals     uint32  `protobuf:"varint,12,opt,name=intervals,proto3" json:"intervals,omitempty"`
@@ -1760,9 +1761,9 @@ func (x *LearnedSpeed) GetKvToken() float64 {
 	return 0
 }
 
-func (x *LearnedSpeed) GetKvCachedToken() float64 {
+func (x *LearnedSpeed) GetPrefixes() float64 {
 	if x != nil {
-		return x.KvCachedToken
+		return x.Prefixes
 	}
 	return 0
 }
@@ -1915,7 +1916,7 @@ const file_kinference_accounting_v1_accounting_proto_rawDesc = "" +
 	"\x0funcached_tokens\x18\x05 \x01(\x01R\x0euncachedTokens\x12#\n" +
 	"\rcached_tokens\x18\x06 \x01(\x01R\fcachedTokens\x12#\n" +
 	"\routput_tokens\x18\a \x01(\x01R\foutputTokens\x12\x16\n" +
-	"\x06shares\x18\b \x03(\x01R\x06shares\"\xd0\x02\n" +
+	"\x06shares\x18\b \x03(\x01R\x06shares\"\xc4\x02\n" +
 	"\fLearnedSpeed\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\x01R\x04step\x12\x16\n" +
 	"\x06launch\x18\x02 \x01(\x01R\x06launch\x12\x14\n" +
@@ -1926,9 +1927,9 @@ const file_kinference_accounting_v1_accounting_proto_rawDesc = "" +
 	"\x05batch\x18\a \x01(\rR\x05batch\x12\x1d\n" +
 	"\n" +
 	"kv_request\x18\b \x01(\x01R\tkvRequest\x12\x19\n" +
-	"\bkv_token\x18\t \x01(\x01R\akvToken\x12&\n" +
-	"\x0fkv_cached_token\x18\n" +
-	" \x01(\x01R\rkvCachedToken\x12\x14\n" +
+	"\bkv_token\x18\t \x01(\x01R\akvToken\x12\x1a\n" +
+	"\bprefixes\x18\n" +
+	" \x01(\x01R\bprefixes\x12\x14\n" +
 	"\x05error\x18\v \x01(\x01R\x05error\x12\x1c\n" +
 	"\tintervals\x18\f \x01(\rR\tintervals*I\n" +
 	"\x04Step\x12\x14\n" +
