@@ -44,14 +44,19 @@ type usageFlags struct {
 }
 
 func (f *usageFlags) register(cmd *cobra.Command) {
+	f.place(cmd)
 	fs := cmd.Flags()
-	fs.StringVar(&f.accounting, "accounting", "", "base URL of accounting; empty: $"+envAccounting+", or "+defaultAccounting)
 	fs.DurationVar(&f.since, "since", 24*time.Hour, "how far back, in whole hours, if there is no --from")
 	fs.StringVar(&f.from, "from", "", "from when on: 2026-11-30, or with time as 2026-11-30T08:00:00Z")
 	fs.StringVar(&f.to, "to", "", "until when; empty: now")
 	fs.StringSliceVar(&f.tenants, "tenant", nil, "tenants as namespace/name; - for an open gateway")
 	fs.StringSliceVar(&f.organisations, "organisation", nil, "organisations as namespace/name")
 	fs.StringSliceVar(&f.models, "model", nil, "models as clients ask for them")
+}
+
+// place declares where accounting is.
+func (f *usageFlags) place(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.accounting, "accounting", "", "base URL of accounting; empty: $"+envAccounting+", or "+defaultAccounting)
 }
 
 const (
