@@ -89,6 +89,9 @@ func (a *Asker) call(ctx context.Context, p *Prompt, namespace string) (resp *cl
 	select {
 	case a.slots <- struct{}{}:
 		defer func() { <-a.slots }()
+		if inner.Err() != nil && ctx.Err() == nil {
+			return nil, causeBusy
+		}
 	case <-inner.Done():
 		if ctx.Err() != nil {
 			return nil, causeCanceled

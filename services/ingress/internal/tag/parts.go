@@ -203,11 +203,14 @@ func (t *taker) content(role classifierv1.Role, v openai.Value) {
 	}
 	word, ok := o.Get("type").Text()
 	strange := !slices.Contains(texts, word) || o.Get("type").Given() && !ok
+	for i := range o.Len() {
+		_, is := mediaMembers[o.Name(i)]
+		strange = strange && !(is && o.At(i).Given())
+	}
 	rest := &strings.Builder{}
 	for i := range o.Len() {
 		name, v := o.Name(i), o.At(i)
 		if media, is := mediaMembers[name]; is && v.Given() {
-			strange = false
 			t.add(role, media, located(v))
 			continue
 		}
@@ -281,10 +284,10 @@ func generated(id string) bool {
 // the thing itself, which nobody reads.
 func located(v openai.Value) string {
 	var b strings.Builder
-	walk(v.Raw, func(text string, _ bool) {
+	walk(v.Raw, func(text string, key bool) {
 		if len(text) <= maxURL && !strings.HasPrefix(text, "data:") {
 			b.WriteString(text)
-			b.WriteByte('\n')
+			b.WriteString(end(key))
 		}
 	})
 	return b.String()
@@ -303,13 +306,16 @@ func flat(name string, v openai.Value) string {
 	}
 	walk(v.Raw, func(text string, key bool) {
 		b.WriteString(text)
-		if key {
-			b.WriteString(": ")
-		} else {
-			b.WriteByte('\n')
-		}
+		b.WriteString(end(key))
 	})
 	return b.String()
+}
+
+func end(key bool) string {
+	if key {
+		return ": "
+	}
+	return "\n"
 }
 
 // walk calls f with all names, strings and numbers of a valid JSON text, in one
