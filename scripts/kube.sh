@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds what the Kubernetes tests run, of the versions in tools/kube/go.mod and
 # once for each, into ~/.cache/kinference: kube-VERSION (kube-apiserver,
-# kube-controller-manager, kubectl), etcd-VERSION and kwok-VERSION. The first
+# kube-controller-manager, kubectl), etcd-VERSION, kwok-VERSION and, of tools/helm,
+# helm-VERSION. The first
 # build takes a quarter of an hour of one core; it is meant to run beside
 # something else.
 set -euo pipefail
@@ -29,3 +30,6 @@ for name in kube-apiserver kube-controller-manager kubectl; do
 done
 build "etcd-$(version go.etcd.io/etcd/server/v3)/etcd" go.etcd.io/etcd/server/v3
 build "kwok-$(version sigs.k8s.io/kwok)/kwok" sigs.k8s.io/kwok/cmd/kwok
+
+cd ../helm
+build "helm-$(version helm.sh/helm/v4)/helm" helm.sh/helm/v4/cmd/helm
