@@ -74,6 +74,9 @@ type Config struct {
 	// <namespace>/<name>/<key>. ProviderPrivate are the blocks of addresses,
 	// comma separated, at which providers may be although they are not public.
 	ProviderCredentials, ProviderPrivate string
+	// ProviderSecrets reads Secrets that are not in the folder from the Kubernetes
+	// API.
+	ProviderSecrets bool
 	// CacheSaltFile has the secret that cache salts are made with, the same at
 	// every ingress; empty: one of this process alone.
 	CacheSaltFile string
@@ -130,6 +133,7 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.TrustDomain, "trust-domain", c.TrustDomain, "trust domain of the identities in that header")
 	fs.BoolVar(&c.RequireBackend, "require-backend", c.RequireBackend, "serve nobody while there is no GatewayBackend, instead of everybody")
 	fs.StringVar(&c.ProviderCredentials, "provider-credentials-dir", c.ProviderCredentials, "folder with the Secrets of providers, mounted as <namespace>/<name>/<key>; read again when they change")
+	fs.BoolVar(&c.ProviderSecrets, "provider-secrets", c.ProviderSecrets, "get the Secrets of providers that are not in that folder from the Kubernetes API: those with the label kinference.buoyant.io/provider-credentials=true, by name")
 	fs.StringVar(&c.ProviderPrivate, "provider-private-networks", c.ProviderPrivate, "blocks of addresses such as 10.0.0.0/8, comma separated, that providers may be at although they are not public; empty: none")
 	fs.StringVar(&c.CacheSaltFile, "cache-salt-file", c.CacheSaltFile, "file with the secret that keeps the prefix caches of tenants apart, the same at every ingress; empty: one of this process alone")
 	fs.Int64Var(&c.MaxBody, "max-body", c.MaxBody, "longest request body in bytes")

@@ -26,7 +26,6 @@ import (
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
 	"github.com/kinference/kinference/services/ingress/internal/catalog"
-	"github.com/kinference/kinference/services/ingress/internal/credential"
 	"github.com/kinference/kinference/services/ingress/internal/parity"
 	"github.com/kinference/kinference/services/ingress/internal/prompt"
 	"github.com/kinference/kinference/services/ingress/internal/proxy"
@@ -89,7 +88,6 @@ func (s *Service) Run(ctx context.Context) error {
 		Config: s.Config, ctx: ctx, router: router, metrics: m, tracer: daemon.Tracer(ctx), started: time.Now().Unix(),
 		reports: report.New(router, func(n int) { m.reportsLost.Add(serving, int64(n)) }),
 	}
-	v.leaving.secrets = credential.New(s.ProviderCredentials)
 	v.proxy = proxy.New(proxy.Settings{
 		Connect: s.ConnectTimeout, FirstByte: s.FirstByteTimeout, Idle: s.IdleTimeout, Write: s.WriteTimeout, KeepAlive: s.KeepAlive,
 		PerHost: s.WorkerConnections, MaxEvent: s.MaxEvent, MaxAnswer: s.MaxAnswer, Private: private, Breaker: v.breakerMoved,
@@ -113,6 +111,11 @@ func (s *Service) Run(ctx context.Context) error {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer stop()
+	stay, err := v.startLeaving()
+	if err != nil {
+		return err
+	}
+	defer stay()
 	known, err := v.startIdentity(reporting)
 	if err != nil {
 		return err

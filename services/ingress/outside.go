@@ -20,7 +20,29 @@ import (
 // leaving is what requests to providers need.
 type leaving struct {
 	secrets *credential.Store
+	api     *credential.Kubernetes // nil: not asked
 	role    credential.Role
+}
+
+// startLeaving makes ready what requests to providers need.
+func (v *server) startLeaving() (stop func(), err error) {
+	v.leaving.secrets = credential.New(v.ProviderCredentials)
+	if !v.ProviderSecrets {
+		return func() {}, nil
+	}
+	if v.leaving.api, err = credential.NewKubernetes(); err != nil {
+		return nil, err
+	}
+	return v.leaving.api.Close, nil
+}
+
+// secret returns the keys of a Secret: as it is mounted, or else from the API.
+func (l *leaving) secret(ctx context.Context, name string) (provider.Credentials, error) {
+	keys, err := l.secrets.Secret(ctx, name)
+	if err == nil || l.api == nil {
+		return keys, err
+	}
+	return l.api.Secret(ctx, name)
 }
 
 // privateNetworks are the blocks of addresses in a list.
@@ -98,7 +120,7 @@ func (x *exchange) providerOf(endpoint *routerv1.Endpoint, body []byte) (*proxy.
 			return x.leaving.role.Keys(ctx, t.GetRegion())
 		}
 	case secret != "":
-		p.Credentials = func(ctx context.Context) (provider.Credentials, error) { return x.leaving.secrets.Secret(ctx, secret) }
+		p.Credentials = func(ctx context.Context) (provider.Credentials, error) { return x.leaving.secret(ctx, secret) }
 	}
 	return p, nil
 }

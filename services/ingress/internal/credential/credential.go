@@ -1,14 +1,16 @@
 // Package credential reads the keys that providers are paid with.
 //
-// They lie in a folder, <namespace>/<name of the Secret>/<key of the Secret>,
-// which is how Kubernetes mounts Secrets into a Pod. So ingress needs no right to
-// read Secrets by the API: a break-in sees those that were mounted, and no others
-// of the namespace. The kubelet replaces the files when the Secret changes, and
-// each is read anew when it was read more than a second ago, so that keys rotate
-// without a restart. A key that is gone is not used any more.
+// A [Store] has them in a folder, <namespace>/<name of the Secret>/<key of the
+// Secret>, which is how Kubernetes mounts Secrets into a Pod. Ingress then needs no
+// right to read Secrets: a break-in sees those that were mounted, and no others. The
+// kubelet replaces the files when the Secret changes, and each is read anew when it
+// was read more than a second ago. Pods can mount Secrets of their own namespace
+// only; for others [Kubernetes] gets labelled ones by name from the API. [Role] has
+// keys that AWS gives to the identity of the Pod.
 //
-// The identity of the Pod, by which AWS gives keys for an hour, is in aws.go. A
-// Store is safe for concurrent use. Errors name files, never what is in them.
+// With each of them keys rotate without a restart, and one that is gone is not used
+// any more. All are safe for concurrent use. Errors name Secrets and files, never
+// what is in them.
 package credential
 
 import (
