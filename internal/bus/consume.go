@@ -43,6 +43,9 @@ type KVHandler struct {
 	// CaughtUp is called once per Start, when all messages that the stream held
 	// at that time have been delivered.
 	CaughtUp func()
+	// Held is told now and then, behind which message the reader is and which ones the
+	// stream holds.
+	Held func(at Position, first, last uint64)
 	// Reading is called whenever consumption begins or goes on, with how many messages
 	// wait for it.
 	Reading func(pending uint64)
@@ -159,23 +162,29 @@ func (r *reader) read(ctx context.Context) error {
 	}()
 	defer func() { stop(nil); <-done }()
 
+	// The deadline lets news of a quiet stream through.
+	nctx, end := wctx, context.CancelFunc(func() {})
+	wait := func() {
+		end()
+		nctx, end = context.WithTimeout(wctx, pollInterval)
+	}
+	wait()
+	defer func() { end() }()
 	for delivered := uint64(0); ; {
-		// The deadline lets a quiet stream's news of having expired through.
-		nctx, cancel := wctx, context.CancelFunc(func() {})
-		if !r.caughtUp {
-			nctx, cancel = context.WithTimeout(wctx, pollInterval)
-		}
 		msg, err := it.Next(jetstream.NextContext(nctx))
-		cancel()
 		select {
 		case i := <-infos:
 			r.checkCaughtUp(i)
+			if r.h.Held != nil {
+				r.h.Held(Position{r.created, r.seq}, i.State.FirstSeq, i.State.LastSeq)
+			}
 		default:
 		}
 		switch {
 		case wctx.Err() != nil:
 			return context.Cause(wctx)
 		case errors.Is(err, context.DeadlineExceeded):
+			wait()
 			continue
 		case err != nil:
 			return fmt.Errorf("next message: %w", err)

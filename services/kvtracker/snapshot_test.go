@@ -120,6 +120,40 @@ func (f *fleet) inspect() {
 	}
 }
 
+// TestSmallStream: where the stream holds less than what comes between two snapshots, they are
+// made before it has forgotten what came behind the last one.
+func TestSmallStream(t *testing.T) {
+	w := startWorker(t, fleetsim.Config{Profile: profile(200), Ranks: 2, TimeScale: 400, LoRAs: loras})
+	url := testenv.NATS(t)
+	f := newFleet(t, url, kvtracker.Config{SnapshotInterval: time.Hour, StreamMaxBytes: 2 << 20}, w)
+	conn, err := bus.Connect(t.Context(), url, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	stop := f.load(4)
+	var first bus.Position
+	f.until("first snapshot", func() bool { _, first = saved(t, conn); return first.Seq > 0 })
+	var at bus.Position
+	f.until("the stream has forgotten what came behind it", func() bool {
+		ok, err := conn.Continues(t.Context(), first)
+		return err == nil && !ok
+	})
+	stop()
+	f.flush()
+	f.until("a later one from which it goes on", func() bool {
+		_, at = saved(t, conn)
+		ok, err := conn.Continues(t.Context(), at)
+		return err == nil && ok
+	})
+	f.check("before")
+	f.stopRelay() // it could not help any more
+	f.stopTracker()
+	f.startTracker()
+	f.check("from the snapshot")
+	t.Logf("snapshots at %d and %d", first.Seq, at.Seq)
+}
+
 // complete tells whether the tracker holds as many blocks as the workers do.
 func (f *fleet) complete() bool {
 	f.t.Helper()

@@ -28,6 +28,27 @@ type Snapshots struct {
 	Interval time.Duration
 }
 
+// savedAt is when and where the last snapshot was made.
+type savedAt struct {
+	when time.Time
+	seq  uint64
+	took time.Duration
+	// first and last are what the stream holds.
+	first, last uint64
+}
+
+// due tells whether it is time for another one. In a hurry means that the stream will soon
+// have lost what came behind the last one, so that nobody could start from that.
+func (s *savedAt) due(now time.Time, interval time.Duration) (due, hurry bool) {
+	since := now.Sub(s.when)
+	if since >= interval {
+		return true, false
+	}
+	// Events wait while it is made: for a tenth of the time at most.
+	hurry = s.first > 1 && s.seq < s.first+(s.last-s.first)/2 && since > max(time.Second, 10*s.took)
+	return hurry, hurry
+}
+
 // head is the part of a snapshot before the index.
 type head struct {
 	Position bus.Position
@@ -131,7 +152,7 @@ func (t *Tracker) load(ctx context.Context, conn *bus.Conn, s Snapshots) bus.Pos
 		log.Warn("snapshot of the index left out", "name", s.Name, "err", err)
 		return bus.Position{}
 	}
-	t.saved = stored
+	t.saved = savedAt{when: stored, seq: at.Seq}
 	log.Info("index restored from a snapshot", "name", s.Name, "stored", stored, "bytes", len(data), "seconds", time.Since(began).Seconds())
 	return at
 }
@@ -149,11 +170,16 @@ func headPosition(data []byte) (bus.Position, error) {
 // save makes a snapshot at a place in the stream if one is due, and sends it beside the
 // events that follow. Called by the goroutine that applies events.
 func (t *Tracker) save(ctx context.Context, conn *bus.Conn, s Snapshots, at bus.Position) {
-	if s.Interval <= 0 || !t.CaughtUp() || t.now().Sub(t.saved) < s.Interval || !t.saving.CompareAndSwap(false, true) {
+	if s.Interval <= 0 || !t.CaughtUp() {
 		return
 	}
-	t.saved = t.now()
+	now := t.now()
+	due, hurry := t.saved.due(now, s.Interval)
+	if !due || at.Seq == t.saved.seq || !t.saving.CompareAndSwap(false, true) {
+		return
+	}
 	data, err := t.snapshot(at)
+	t.saved.when, t.saved.seq, t.saved.took = now, at.Seq, t.now().Sub(now)
 	if err != nil {
 		t.saving.Store(false)
 		daemon.Logger(ctx).Warn("no snapshot of the index was made", "err", err)
@@ -162,7 +188,7 @@ func (t *Tracker) save(ctx context.Context, conn *bus.Conn, s Snapshots, at bus.
 	t.sending.Go(func() {
 		defer t.saving.Store(false)
 		// A peer may have been faster; its snapshot does as well.
-		if stored, err := conn.SnapshotTime(ctx, s.Name); err == nil && time.Since(stored) < s.Interval/2 {
+		if stored, err := conn.SnapshotTime(ctx, s.Name); err == nil && !hurry && time.Since(stored) < s.Interval/2 {
 			return
 		}
 		err := conn.PutSnapshot(ctx, s.Name, data)

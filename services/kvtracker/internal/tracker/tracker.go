@@ -71,7 +71,7 @@ type Tracker struct {
 	decoder vllm.Decoder
 	message bus.KVMessage
 	batch   vllm.Batch
-	saved   time.Time // when the last snapshot was made
+	saved   savedAt
 
 	asked   atomic.Uint64 // matches so far
 	saving  atomic.Bool
@@ -150,6 +150,10 @@ func (t *Tracker) Run(ctx context.Context, conn *bus.Conn, stream bus.StreamSett
 			Message: func(d bus.Delivery) {
 				t.apply(ctx, d)
 				t.save(ctx, conn, snapshots, d.Position)
+			},
+			Held: func(at bus.Position, first, last uint64) {
+				t.saved.first, t.saved.last = first, last
+				t.save(ctx, conn, snapshots, at)
 			},
 			Reading: t.reading,
 			Trouble: func(err error) {
