@@ -200,7 +200,7 @@ func (s *Stack) start(o Options) error {
 			return (&limiter.Service{Config: limiter.Config{Listener: l}}).Run(ctx)
 		}},
 		{"classifier", func(ctx context.Context, l net.Listener) error {
-			return (&classifier.Service{Config: classifier.Config{Listener: l, ConfigDir: o.ConfigDir, MaxBytes: o.ClassifierMaxBytes}}).Run(ctx)
+			return (&classifier.Service{Config: classifier.Config{Listener: l, RouterURL: routerURL, MaxBytes: o.ClassifierMaxBytes}}).Run(ctx)
 		}},
 		{"accounting", func(ctx context.Context, l net.Listener) error {
 			return (&accounting.Service{Config: accounting.Config{Listener: l, NATSURL: natsURL, RouterURL: routerURL, Ledger: o.Ledger}}).Run(ctx)

@@ -45,6 +45,9 @@ type Config struct {
 	Timeout time.Duration
 	// ConfigDir holds the resources with custom tags; empty: none.
 	ConfigDir string
+	// RouterURL is where the router is, whose catalog has the custom tags; empty: it
+	// is not asked. Give one of both.
+	RouterURL string
 	// CalibrationFile replaces the calibration of complexity; empty: the embedded one.
 	CalibrationFile string
 }
@@ -68,6 +71,7 @@ func (s *Service) Flags(fs *flag.FlagSet) {
 	fs.IntVar(&s.Concurrency, "concurrency", 0, "prompts that are read at once; 0: one for each CPU")
 	fs.DurationVar(&s.Timeout, "timeout", defaultTimeout, "time for one call; what was not read by then is unknown")
 	fs.StringVar(&s.ConfigDir, "config-dir", "", "folder of resources whose policies define custom tags; empty: none")
+	fs.StringVar(&s.RouterURL, "router-url", "", "URL of the router, whose catalog has the custom tags, in place of --config-dir; empty: none")
 	fs.StringVar(&s.CalibrationFile, "calibration-file", "", "calibration of complexity that kinfctl classifier calibrate wrote; empty: the embedded one")
 }
 
@@ -76,6 +80,9 @@ func (c *Config) Validate() error {
 	var faults []error
 	if c.Profile != "" && c.Profile != classify.ProfileDefault && c.Profile != classify.ProfileStrict {
 		faults = append(faults, fmt.Errorf("profile %q: want default or strict", c.Profile))
+	}
+	if c.ConfigDir != "" && c.RouterURL != "" {
+		faults = append(faults, errors.New("give config-dir or router-url, not both"))
 	}
 	if c.MaxBytes < 0 || c.Concurrency < 0 || c.Timeout < 0 {
 		faults = append(faults, errors.New("max-bytes, concurrency or timeout is negative"))
@@ -110,6 +117,9 @@ func (s *Service) Run(ctx context.Context) error {
 	if s.ConfigDir != "" {
 		source := resources.NewSource(s.ConfigDir, func(c *resources.Catalog, _ resources.Problems) { srv.use(ctx, c) })
 		g.Go(func() error { return source.Run(ctx) })
+	}
+	if s.RouterURL != "" {
+		g.Go(func() error { srv.follow(ctx, s.RouterURL); return nil })
 	}
 	g.Go(func() error {
 		daemon.Ready(ctx, true)

@@ -282,7 +282,7 @@ func TestCustomTagsAreReloaded(t *testing.T) {
 }
 
 func TestBadSettings(t *testing.T) {
-	for name, c := range map[string]classifier.Config{"profile": {Profile: "lax"}, "negative": {MaxBytes: -1}, "calibration": {CalibrationFile: "missing.json"}} {
+	for name, c := range map[string]classifier.Config{"profile": {Profile: "lax"}, "negative": {MaxBytes: -1}, "two sources": {ConfigDir: "a", RouterURL: "http://b"}, "calibration": {CalibrationFile: "missing.json"}} {
 		if err := (&classifier.Service{Config: c}).Run(t.Context()); err == nil {
 			t.Errorf("%s: Run took it", name)
 		}

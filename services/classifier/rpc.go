@@ -50,6 +50,11 @@ func (s *server) use(ctx context.Context, c *resources.Catalog) {
 		ns := strings.SplitN(p.ID(), "/", 2)[0]
 		tags[ns] = append(tags[ns], p.CustomTags()...)
 	}
+	s.define(ctx, tags)
+}
+
+// define takes custom tags by namespace.
+func (s *server) define(ctx context.Context, tags map[string][]v1alpha1.CustomTag) {
 	next := map[string]*classify.Custom{}
 	old := s.custom.Load()
 	for ns, list := range tags {

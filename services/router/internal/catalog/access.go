@@ -39,6 +39,7 @@ func access(c *resources.Catalog) *routerv1.Catalog {
 		m.SpecJson = string(text)
 		out.LimitPolicies = append(out.LimitPolicies, m)
 	}
+	out.CustomTags = customTags(c)
 	return out
 }
 

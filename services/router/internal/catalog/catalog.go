@@ -100,6 +100,7 @@ func (p *Publisher) Publish(c *resources.Catalog, states States, verdicts Verdic
 	}
 	m := build(c, prepared, states, verdicts, sizes, epochs)
 	m.Guarded, m.Backends, m.Tenants, m.LimitPolicies, m.Objectives = granted.Guarded, granted.Backends, granted.Tenants, granted.LimitPolicies, granted.Objectives
+	m.CustomTags = granted.CustomTags
 	if p.now != nil {
 		m.Version = p.now.Number
 		if p.now.Resources == c && proto.Equal(m, p.now.Message.Catalog) {

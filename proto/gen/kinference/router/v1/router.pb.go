@@ -2035,6 +2035,8 @@ type Catalog struct {
 	Tenants []*Tenant `protobuf:"bytes,9,rep,name=tenants,proto3" json:"tenants,omitempty"`
 	// Policies that have limits, in the order in which they apply.
 	LimitPolicies []*LimitPolicy `protobuf:"bytes,10,rep,name=limit_policies,json=limitPolicies,proto3" json:"limit_policies,omitempty"`
+	// Custom tags of policies, by namespace, for the classifier.
+	CustomTags []*CustomTags `protobuf:"bytes,11,rep,name=custom_tags,json=customTags,proto3" json:"custom_tags,omitempty"`
 	// What backends cost, as far as the resources say.
 	Prices []*Price `protobuf:"bytes,20,rep,name=prices,proto3" json:"prices,omitempty"`
 	// Objectives of pools and tenants.
@@ -2143,6 +2145,13 @@ func (x *Catalog) GetLimitPolicies() []*LimitPolicy {
 	return nil
 }
 
+func (x *Catalog) GetCustomTags() []*CustomTags {
+	if x != nil {
+		return x.CustomTags
+	}
+	return nil
+}
+
 func (x *Catalog) GetPrices() []*Price {
 	if x != nil {
 		return x.Prices
@@ -2155,6 +2164,61 @@ func (x *Catalog) GetObjectives() []*Objective {
 		return x.Objectives
 	}
 	return nil
+}
+
+// CustomTags are the tags that the policies of a namespace define, those on dry run
+// too.
+type CustomTags struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The list as JSON, as in spec.customTags of the resource.
+	TagsJson      string `protobuf:"bytes,2,opt,name=tags_json,json=tagsJson,proto3" json:"tags_json,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CustomTags) Reset() {
+	*x = CustomTags{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CustomTags) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CustomTags) ProtoMessage() {}
+
+func (x *CustomTags) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CustomTags.ProtoReflect.Descriptor instead.
+func (*CustomTags) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *CustomTags) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *CustomTags) GetTagsJson() string {
+	if x != nil {
+		return x.TagsJson
+	}
+	return ""
 }
 
 // Objective is a promise about the requests of a pool or tenant.
@@ -2182,7 +2246,7 @@ type Objective struct {
 
 func (x *Objective) Reset() {
 	*x = Objective{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2194,7 +2258,7 @@ func (x *Objective) String() string {
 func (*Objective) ProtoMessage() {}
 
 func (x *Objective) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2207,7 +2271,7 @@ func (x *Objective) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Objective.ProtoReflect.Descriptor instead.
 func (*Objective) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{22}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Objective) GetKind() string {
@@ -2305,7 +2369,7 @@ type Price struct {
 
 func (x *Price) Reset() {
 	*x = Price{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2317,7 +2381,7 @@ func (x *Price) String() string {
 func (*Price) ProtoMessage() {}
 
 func (x *Price) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2330,7 +2394,7 @@ func (x *Price) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Price.ProtoReflect.Descriptor instead.
 func (*Price) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{23}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Price) GetBackend() string {
@@ -2409,7 +2473,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2421,7 +2485,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2434,7 +2498,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{24}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Pool) GetName() string {
@@ -2483,7 +2547,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2495,7 +2559,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2508,7 +2572,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{25}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Backend) GetName() string {
@@ -2617,7 +2681,7 @@ type JwtIssuer struct {
 
 func (x *JwtIssuer) Reset() {
 	*x = JwtIssuer{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2629,7 +2693,7 @@ func (x *JwtIssuer) String() string {
 func (*JwtIssuer) ProtoMessage() {}
 
 func (x *JwtIssuer) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2642,7 +2706,7 @@ func (x *JwtIssuer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JwtIssuer.ProtoReflect.Descriptor instead.
 func (*JwtIssuer) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{26}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *JwtIssuer) GetIssuer() string {
@@ -2708,7 +2772,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2720,7 +2784,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2733,7 +2797,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{27}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Tenant) GetName() string {
@@ -2846,7 +2910,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2858,7 +2922,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2871,7 +2935,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{28}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Key) GetId() string {
@@ -2921,7 +2985,7 @@ type ClaimIdentity struct {
 
 func (x *ClaimIdentity) Reset() {
 	*x = ClaimIdentity{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2933,7 +2997,7 @@ func (x *ClaimIdentity) String() string {
 func (*ClaimIdentity) ProtoMessage() {}
 
 func (x *ClaimIdentity) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2946,7 +3010,7 @@ func (x *ClaimIdentity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimIdentity.ProtoReflect.Descriptor instead.
 func (*ClaimIdentity) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{29}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ClaimIdentity) GetIssuer() string {
@@ -2989,7 +3053,7 @@ type LimitPolicy struct {
 
 func (x *LimitPolicy) Reset() {
 	*x = LimitPolicy{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3001,7 +3065,7 @@ func (x *LimitPolicy) String() string {
 func (*LimitPolicy) ProtoMessage() {}
 
 func (x *LimitPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3014,7 +3078,7 @@ func (x *LimitPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitPolicy.ProtoReflect.Descriptor instead.
 func (*LimitPolicy) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{30}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *LimitPolicy) GetName() string {
@@ -3083,7 +3147,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3095,7 +3159,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3108,7 +3172,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{31}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Limit) GetName() string {
@@ -3263,7 +3327,7 @@ type TokenLimit struct {
 
 func (x *TokenLimit) Reset() {
 	*x = TokenLimit{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3275,7 +3339,7 @@ func (x *TokenLimit) String() string {
 func (*TokenLimit) ProtoMessage() {}
 
 func (x *TokenLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3288,7 +3352,7 @@ func (x *TokenLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenLimit.ProtoReflect.Descriptor instead.
 func (*TokenLimit) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{32}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *TokenLimit) GetSort() TokenSort {
@@ -3338,7 +3402,7 @@ type CostLimit struct {
 
 func (x *CostLimit) Reset() {
 	*x = CostLimit{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3350,7 +3414,7 @@ func (x *CostLimit) String() string {
 func (*CostLimit) ProtoMessage() {}
 
 func (x *CostLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3363,7 +3427,7 @@ func (x *CostLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CostLimit.ProtoReflect.Descriptor instead.
 func (*CostLimit) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{33}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CostLimit) GetAmountMicros() int64 {
@@ -3392,7 +3456,7 @@ type Calendar struct {
 
 func (x *Calendar) Reset() {
 	*x = Calendar{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3404,7 +3468,7 @@ func (x *Calendar) String() string {
 func (*Calendar) ProtoMessage() {}
 
 func (x *Calendar) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3417,7 +3481,7 @@ func (x *Calendar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Calendar.ProtoReflect.Descriptor instead.
 func (*Calendar) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{34}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Calendar) GetPeriod() CalendarPeriod {
@@ -3464,7 +3528,7 @@ type Model struct {
 
 func (x *Model) Reset() {
 	*x = Model{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3476,7 +3540,7 @@ func (x *Model) String() string {
 func (*Model) ProtoMessage() {}
 
 func (x *Model) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3489,7 +3553,7 @@ func (x *Model) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Model.ProtoReflect.Descriptor instead.
 func (*Model) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{35}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Model) GetName() string {
@@ -3599,7 +3663,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3611,7 +3675,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3624,7 +3688,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{36}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Profile) GetId() string {
@@ -3725,7 +3789,7 @@ type Worker struct {
 
 func (x *Worker) Reset() {
 	*x = Worker{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[37]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3737,7 +3801,7 @@ func (x *Worker) String() string {
 func (*Worker) ProtoMessage() {}
 
 func (x *Worker) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[37]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3750,7 +3814,7 @@ func (x *Worker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Worker.ProtoReflect.Descriptor instead.
 func (*Worker) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{37}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Worker) GetUid() string {
@@ -3971,7 +4035,7 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\x0eReportResponse\"\x15\n" +
 	"\x13WatchCatalogRequest\"O\n" +
 	"\x14WatchCatalogResponse\x127\n" +
-	"\acatalog\x18\x01 \x01(\v2\x1d.kinference.router.v1.CatalogR\acatalog\"\xc8\x05\n" +
+	"\acatalog\x18\x01 \x01(\v2\x1d.kinference.router.v1.CatalogR\acatalog\"\x8b\x06\n" +
 	"\aCatalog\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x123\n" +
 	"\x06models\x18\x02 \x03(\v2\x1b.kinference.router.v1.ModelR\x06models\x129\n" +
@@ -3983,14 +4047,20 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\x05pools\x18\b \x03(\v2\x1a.kinference.router.v1.PoolR\x05pools\x126\n" +
 	"\atenants\x18\t \x03(\v2\x1c.kinference.router.v1.TenantR\atenants\x12H\n" +
 	"\x0elimit_policies\x18\n" +
-	" \x03(\v2!.kinference.router.v1.LimitPolicyR\rlimitPolicies\x123\n" +
+	" \x03(\v2!.kinference.router.v1.LimitPolicyR\rlimitPolicies\x12A\n" +
+	"\vcustom_tags\x18\v \x03(\v2 .kinference.router.v1.CustomTagsR\n" +
+	"customTags\x123\n" +
 	"\x06prices\x18\x14 \x03(\v2\x1b.kinference.router.v1.PriceR\x06prices\x12?\n" +
 	"\n" +
 	"objectives\x18\x15 \x03(\v2\x1f.kinference.router.v1.ObjectiveR\n" +
 	"objectives\x1a9\n" +
 	"\vEpochsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xaf\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"G\n" +
+	"\n" +
+	"CustomTags\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1b\n" +
+	"\ttags_json\x18\x02 \x01(\tR\btagsJson\"\xaf\x02\n" +
 	"\tObjective\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
 	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x12\n" +
@@ -4210,7 +4280,7 @@ func file_kinference_router_v1_router_proto_rawDescGZIP() []byte {
 }
 
 var file_kinference_router_v1_router_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_kinference_router_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_kinference_router_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_kinference_router_v1_router_proto_goTypes = []any{
 	(ParityState)(0),             // 0: kinference.router.v1.ParityState
 	(ParityCause)(0),             // 1: kinference.router.v1.ParityCause
@@ -4241,39 +4311,40 @@ var file_kinference_router_v1_router_proto_goTypes = []any{
 	(*WatchCatalogRequest)(nil),  // 26: kinference.router.v1.WatchCatalogRequest
 	(*WatchCatalogResponse)(nil), // 27: kinference.router.v1.WatchCatalogResponse
 	(*Catalog)(nil),              // 28: kinference.router.v1.Catalog
-	(*Objective)(nil),            // 29: kinference.router.v1.Objective
-	(*Price)(nil),                // 30: kinference.router.v1.Price
-	(*Pool)(nil),                 // 31: kinference.router.v1.Pool
-	(*Backend)(nil),              // 32: kinference.router.v1.Backend
-	(*JwtIssuer)(nil),            // 33: kinference.router.v1.JwtIssuer
-	(*Tenant)(nil),               // 34: kinference.router.v1.Tenant
-	(*Key)(nil),                  // 35: kinference.router.v1.Key
-	(*ClaimIdentity)(nil),        // 36: kinference.router.v1.ClaimIdentity
-	(*LimitPolicy)(nil),          // 37: kinference.router.v1.LimitPolicy
-	(*Limit)(nil),                // 38: kinference.router.v1.Limit
-	(*TokenLimit)(nil),           // 39: kinference.router.v1.TokenLimit
-	(*CostLimit)(nil),            // 40: kinference.router.v1.CostLimit
-	(*Calendar)(nil),             // 41: kinference.router.v1.Calendar
-	(*Model)(nil),                // 42: kinference.router.v1.Model
-	(*Profile)(nil),              // 43: kinference.router.v1.Profile
-	(*Worker)(nil),               // 44: kinference.router.v1.Worker
-	nil,                          // 45: kinference.router.v1.Attributes.HeadersEntry
-	nil,                          // 46: kinference.router.v1.Catalog.EpochsEntry
-	(*durationpb.Duration)(nil),  // 47: google.protobuf.Duration
+	(*CustomTags)(nil),           // 29: kinference.router.v1.CustomTags
+	(*Objective)(nil),            // 30: kinference.router.v1.Objective
+	(*Price)(nil),                // 31: kinference.router.v1.Price
+	(*Pool)(nil),                 // 32: kinference.router.v1.Pool
+	(*Backend)(nil),              // 33: kinference.router.v1.Backend
+	(*JwtIssuer)(nil),            // 34: kinference.router.v1.JwtIssuer
+	(*Tenant)(nil),               // 35: kinference.router.v1.Tenant
+	(*Key)(nil),                  // 36: kinference.router.v1.Key
+	(*ClaimIdentity)(nil),        // 37: kinference.router.v1.ClaimIdentity
+	(*LimitPolicy)(nil),          // 38: kinference.router.v1.LimitPolicy
+	(*Limit)(nil),                // 39: kinference.router.v1.Limit
+	(*TokenLimit)(nil),           // 40: kinference.router.v1.TokenLimit
+	(*CostLimit)(nil),            // 41: kinference.router.v1.CostLimit
+	(*Calendar)(nil),             // 42: kinference.router.v1.Calendar
+	(*Model)(nil),                // 43: kinference.router.v1.Model
+	(*Profile)(nil),              // 44: kinference.router.v1.Profile
+	(*Worker)(nil),               // 45: kinference.router.v1.Worker
+	nil,                          // 46: kinference.router.v1.Attributes.HeadersEntry
+	nil,                          // 47: kinference.router.v1.Catalog.EpochsEntry
+	(*durationpb.Duration)(nil),  // 48: google.protobuf.Duration
 }
 var file_kinference_router_v1_router_proto_depIdxs = []int32{
 	12, // 0: kinference.router.v1.RouteRequest.prompts:type_name -> kinference.router.v1.Prompt
 	10, // 1: kinference.router.v1.RouteRequest.attributes:type_name -> kinference.router.v1.Attributes
-	45, // 2: kinference.router.v1.Attributes.headers:type_name -> kinference.router.v1.Attributes.HeadersEntry
+	46, // 2: kinference.router.v1.Attributes.headers:type_name -> kinference.router.v1.Attributes.HeadersEntry
 	11, // 3: kinference.router.v1.Attributes.unknown_tags:type_name -> kinference.router.v1.UnknownTag
 	15, // 4: kinference.router.v1.RouteResponse.endpoints:type_name -> kinference.router.v1.Endpoint
-	47, // 5: kinference.router.v1.RouteResponse.queued:type_name -> google.protobuf.Duration
-	47, // 6: kinference.router.v1.Endpoint.predicted_ttft:type_name -> google.protobuf.Duration
+	48, // 5: kinference.router.v1.RouteResponse.queued:type_name -> google.protobuf.Duration
+	48, // 6: kinference.router.v1.Endpoint.predicted_ttft:type_name -> google.protobuf.Duration
 	16, // 7: kinference.router.v1.Endpoint.target:type_name -> kinference.router.v1.ProviderTarget
 	17, // 8: kinference.router.v1.Endpoint.bars:type_name -> kinference.router.v1.TagBar
-	47, // 9: kinference.router.v1.ProviderTarget.first_byte:type_name -> google.protobuf.Duration
-	47, // 10: kinference.router.v1.ProviderTarget.idle:type_name -> google.protobuf.Duration
-	47, // 11: kinference.router.v1.ProviderTarget.total:type_name -> google.protobuf.Duration
+	48, // 9: kinference.router.v1.ProviderTarget.first_byte:type_name -> google.protobuf.Duration
+	48, // 10: kinference.router.v1.ProviderTarget.idle:type_name -> google.protobuf.Duration
+	48, // 11: kinference.router.v1.ProviderTarget.total:type_name -> google.protobuf.Duration
 	21, // 12: kinference.router.v1.ReportRequest.reports:type_name -> kinference.router.v1.Report
 	19, // 13: kinference.router.v1.ReportRequest.parity:type_name -> kinference.router.v1.ParityReport
 	20, // 14: kinference.router.v1.ParityReport.verdicts:type_name -> kinference.router.v1.Parity
@@ -4282,54 +4353,55 @@ var file_kinference_router_v1_router_proto_depIdxs = []int32{
 	22, // 17: kinference.router.v1.Report.moved:type_name -> kinference.router.v1.Moved
 	23, // 18: kinference.router.v1.Report.first_token:type_name -> kinference.router.v1.FirstToken
 	24, // 19: kinference.router.v1.Report.done:type_name -> kinference.router.v1.Done
-	47, // 20: kinference.router.v1.FirstToken.ttft:type_name -> google.protobuf.Duration
+	48, // 20: kinference.router.v1.FirstToken.ttft:type_name -> google.protobuf.Duration
 	2,  // 21: kinference.router.v1.Done.outcome:type_name -> kinference.router.v1.Outcome
 	28, // 22: kinference.router.v1.WatchCatalogResponse.catalog:type_name -> kinference.router.v1.Catalog
-	42, // 23: kinference.router.v1.Catalog.models:type_name -> kinference.router.v1.Model
-	43, // 24: kinference.router.v1.Catalog.profiles:type_name -> kinference.router.v1.Profile
-	44, // 25: kinference.router.v1.Catalog.workers:type_name -> kinference.router.v1.Worker
-	46, // 26: kinference.router.v1.Catalog.epochs:type_name -> kinference.router.v1.Catalog.EpochsEntry
-	32, // 27: kinference.router.v1.Catalog.backends:type_name -> kinference.router.v1.Backend
-	31, // 28: kinference.router.v1.Catalog.pools:type_name -> kinference.router.v1.Pool
-	34, // 29: kinference.router.v1.Catalog.tenants:type_name -> kinference.router.v1.Tenant
-	37, // 30: kinference.router.v1.Catalog.limit_policies:type_name -> kinference.router.v1.LimitPolicy
-	30, // 31: kinference.router.v1.Catalog.prices:type_name -> kinference.router.v1.Price
-	29, // 32: kinference.router.v1.Catalog.objectives:type_name -> kinference.router.v1.Objective
-	47, // 33: kinference.router.v1.Objective.threshold:type_name -> google.protobuf.Duration
-	47, // 34: kinference.router.v1.Objective.window:type_name -> google.protobuf.Duration
-	42, // 35: kinference.router.v1.Pool.models:type_name -> kinference.router.v1.Model
-	33, // 36: kinference.router.v1.Backend.jwt:type_name -> kinference.router.v1.JwtIssuer
-	47, // 37: kinference.router.v1.Backend.idle_timeout:type_name -> google.protobuf.Duration
-	47, // 38: kinference.router.v1.Backend.total_timeout:type_name -> google.protobuf.Duration
-	35, // 39: kinference.router.v1.Tenant.keys:type_name -> kinference.router.v1.Key
-	36, // 40: kinference.router.v1.Tenant.claims:type_name -> kinference.router.v1.ClaimIdentity
-	38, // 41: kinference.router.v1.Tenant.limits:type_name -> kinference.router.v1.Limit
-	38, // 42: kinference.router.v1.LimitPolicy.limits:type_name -> kinference.router.v1.Limit
-	3,  // 43: kinference.router.v1.Limit.per:type_name -> kinference.router.v1.LimitScope
-	39, // 44: kinference.router.v1.Limit.tokens:type_name -> kinference.router.v1.TokenLimit
-	40, // 45: kinference.router.v1.Limit.cost:type_name -> kinference.router.v1.CostLimit
-	47, // 46: kinference.router.v1.Limit.window:type_name -> google.protobuf.Duration
-	47, // 47: kinference.router.v1.Limit.burst:type_name -> google.protobuf.Duration
-	41, // 48: kinference.router.v1.Limit.calendar:type_name -> kinference.router.v1.Calendar
-	6,  // 49: kinference.router.v1.Limit.on_unavailable:type_name -> kinference.router.v1.OnUnavailable
-	4,  // 50: kinference.router.v1.TokenLimit.sort:type_name -> kinference.router.v1.TokenSort
-	5,  // 51: kinference.router.v1.Calendar.period:type_name -> kinference.router.v1.CalendarPeriod
-	0,  // 52: kinference.router.v1.Profile.parity:type_name -> kinference.router.v1.ParityState
-	1,  // 53: kinference.router.v1.Profile.parity_cause:type_name -> kinference.router.v1.ParityCause
-	47, // 54: kinference.router.v1.Worker.metrics_interval:type_name -> google.protobuf.Duration
-	9,  // 55: kinference.router.v1.RouterService.Route:input_type -> kinference.router.v1.RouteRequest
-	18, // 56: kinference.router.v1.RouterService.Report:input_type -> kinference.router.v1.ReportRequest
-	26, // 57: kinference.router.v1.RouterService.WatchCatalog:input_type -> kinference.router.v1.WatchCatalogRequest
-	7,  // 58: kinference.router.v1.RouterService.ReviewToken:input_type -> kinference.router.v1.ReviewTokenRequest
-	13, // 59: kinference.router.v1.RouterService.Route:output_type -> kinference.router.v1.RouteResponse
-	25, // 60: kinference.router.v1.RouterService.Report:output_type -> kinference.router.v1.ReportResponse
-	27, // 61: kinference.router.v1.RouterService.WatchCatalog:output_type -> kinference.router.v1.WatchCatalogResponse
-	8,  // 62: kinference.router.v1.RouterService.ReviewToken:output_type -> kinference.router.v1.ReviewTokenResponse
-	59, // [59:63] is the sub-list for method output_type
-	55, // [55:59] is the sub-list for method input_type
-	55, // [55:55] is the sub-list for extension type_name
-	55, // [55:55] is the sub-list for extension extendee
-	0,  // [0:55] is the sub-list for field type_name
+	43, // 23: kinference.router.v1.Catalog.models:type_name -> kinference.router.v1.Model
+	44, // 24: kinference.router.v1.Catalog.profiles:type_name -> kinference.router.v1.Profile
+	45, // 25: kinference.router.v1.Catalog.workers:type_name -> kinference.router.v1.Worker
+	47, // 26: kinference.router.v1.Catalog.epochs:type_name -> kinference.router.v1.Catalog.EpochsEntry
+	33, // 27: kinference.router.v1.Catalog.backends:type_name -> kinference.router.v1.Backend
+	32, // 28: kinference.router.v1.Catalog.pools:type_name -> kinference.router.v1.Pool
+	35, // 29: kinference.router.v1.Catalog.tenants:type_name -> kinference.router.v1.Tenant
+	38, // 30: kinference.router.v1.Catalog.limit_policies:type_name -> kinference.router.v1.LimitPolicy
+	29, // 31: kinference.router.v1.Catalog.custom_tags:type_name -> kinference.router.v1.CustomTags
+	31, // 32: kinference.router.v1.Catalog.prices:type_name -> kinference.router.v1.Price
+	30, // 33: kinference.router.v1.Catalog.objectives:type_name -> kinference.router.v1.Objective
+	48, // 34: kinference.router.v1.Objective.threshold:type_name -> google.protobuf.Duration
+	48, // 35: kinference.router.v1.Objective.window:type_name -> google.protobuf.Duration
+	43, // 36: kinference.router.v1.Pool.models:type_name -> kinference.router.v1.Model
+	34, // 37: kinference.router.v1.Backend.jwt:type_name -> kinference.router.v1.JwtIssuer
+	48, // 38: kinference.router.v1.Backend.idle_timeout:type_name -> google.protobuf.Duration
+	48, // 39: kinference.router.v1.Backend.total_timeout:type_name -> google.protobuf.Duration
+	36, // 40: kinference.router.v1.Tenant.keys:type_name -> kinference.router.v1.Key
+	37, // 41: kinference.router.v1.Tenant.claims:type_name -> kinference.router.v1.ClaimIdentity
+	39, // 42: kinference.router.v1.Tenant.limits:type_name -> kinference.router.v1.Limit
+	39, // 43: kinference.router.v1.LimitPolicy.limits:type_name -> kinference.router.v1.Limit
+	3,  // 44: kinference.router.v1.Limit.per:type_name -> kinference.router.v1.LimitScope
+	40, // 45: kinference.router.v1.Limit.tokens:type_name -> kinference.router.v1.TokenLimit
+	41, // 46: kinference.router.v1.Limit.cost:type_name -> kinference.router.v1.CostLimit
+	48, // 47: kinference.router.v1.Limit.window:type_name -> google.protobuf.Duration
+	48, // 48: kinference.router.v1.Limit.burst:type_name -> google.protobuf.Duration
+	42, // 49: kinference.router.v1.Limit.calendar:type_name -> kinference.router.v1.Calendar
+	6,  // 50: kinference.router.v1.Limit.on_unavailable:type_name -> kinference.router.v1.OnUnavailable
+	4,  // 51: kinference.router.v1.TokenLimit.sort:type_name -> kinference.router.v1.TokenSort
+	5,  // 52: kinference.router.v1.Calendar.period:type_name -> kinference.router.v1.CalendarPeriod
+	0,  // 53: kinference.router.v1.Profile.parity:type_name -> kinference.router.v1.ParityState
+	1,  // 54: kinference.router.v1.Profile.parity_cause:type_name -> kinference.router.v1.ParityCause
+	48, // 55: kinference.router.v1.Worker.metrics_interval:type_name -> google.protobuf.Duration
+	9,  // 56: kinference.router.v1.RouterService.Route:input_type -> kinference.router.v1.RouteRequest
+	18, // 57: kinference.router.v1.RouterService.Report:input_type -> kinference.router.v1.ReportRequest
+	26, // 58: kinference.router.v1.RouterService.WatchCatalog:input_type -> kinference.router.v1.WatchCatalogRequest
+	7,  // 59: kinference.router.v1.RouterService.ReviewToken:input_type -> kinference.router.v1.ReviewTokenRequest
+	13, // 60: kinference.router.v1.RouterService.Route:output_type -> kinference.router.v1.RouteResponse
+	25, // 61: kinference.router.v1.RouterService.Report:output_type -> kinference.router.v1.ReportResponse
+	27, // 62: kinference.router.v1.RouterService.WatchCatalog:output_type -> kinference.router.v1.WatchCatalogResponse
+	8,  // 63: kinference.router.v1.RouterService.ReviewToken:output_type -> kinference.router.v1.ReviewTokenResponse
+	60, // [60:64] is the sub-list for method output_type
+	56, // [56:60] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_kinference_router_v1_router_proto_init() }
@@ -4344,7 +4416,7 @@ func file_kinference_router_v1_router_proto_init() {
 		(*Report_Done)(nil),
 	}
 	file_kinference_router_v1_router_proto_msgTypes[17].OneofWrappers = []any{}
-	file_kinference_router_v1_router_proto_msgTypes[31].OneofWrappers = []any{
+	file_kinference_router_v1_router_proto_msgTypes[32].OneofWrappers = []any{
 		(*Limit_Tokens)(nil),
 		(*Limit_Requests)(nil),
 		(*Limit_Concurrency)(nil),
@@ -4357,7 +4429,7 @@ func file_kinference_router_v1_router_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kinference_router_v1_router_proto_rawDesc), len(file_kinference_router_v1_router_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   40,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
