@@ -359,10 +359,18 @@ func (c *crash) compare(want map[kvhash.Hash]map[string]bool) (wrong string, err
 	return "", nil
 }
 
-// TestKilledInTurn kills tracker, relay and NATS server, each a process, with SIGKILL while 64
+// TestKilledInTurn is killedInTurn with both kinds of storage: without a disk the stream is lost
+// with its server, and the relay publishes anew what the engines can replay.
+func TestKilledInTurn(t *testing.T) {
+	for _, file := range []bool{true, false} {
+		t.Run(fmt.Sprintf("file=%v", file), func(t *testing.T) { killedInTurn(t, file) })
+	}
+}
+
+// killedInTurn kills tracker, relay and NATS server, each a process, with SIGKILL while 64
 // engines publish, starts each again a while later, and compares the index with what the
 // engines hold, block by block. KINFERENCE_CRASH sets the batches a second of all engines.
-func TestKilledInTurn(t *testing.T) {
+func killedInTurn(t *testing.T, file bool) {
 	rate := 2000
 	if s := os.Getenv("KINFERENCE_CRASH"); s != "" {
 		n, err := strconv.Atoi(s)
@@ -392,7 +400,7 @@ func TestKilledInTurn(t *testing.T) {
 	port, listen := freePort(t), fmt.Sprintf("127.0.0.1:%d", freePort(t))
 	url := fmt.Sprintf("nats://127.0.0.1:%d", port)
 	nats := newChild(t, "nats", t.TempDir(), strconv.Itoa(port))
-	service := []string{"--nats-url", url, "--stream-file", "--drain-timeout", "1s", "--admin-listen"}
+	service := []string{"--nats-url", url, fmt.Sprintf("--stream-file=%v", file), "--drain-timeout", "1s", "--admin-listen"}
 	relay := newChild(t, "relay", append(service, "127.0.0.1:0", "--mode", "relay", "--router-url", "http://"+l.Addr().String(), "--scrape-interval", "2s")...)
 	tracker := newChild(t, "tracker", append(service, "127.0.0.1:0", "--listen", listen, "--snapshot-interval", "1s")...)
 	ctx, cancel := context.WithCancel(context.Background())
