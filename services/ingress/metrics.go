@@ -68,7 +68,7 @@ func newMetrics(m metric.Meter) (*metrics, error) {
 	s := &metrics{
 		meter:       m,
 		checks:      counter("kinference.ingress.parity.checks", "{check}", "Comparisons of our token ids with the engines', by profile, kind (probe, or count of a served request) and result: agrees, differs, unanswered."),
-		breakers:    counter("kinference.ingress.provider.events", "{event}", "What happened to a provider: open and closed are its breakers, barred are requests that were kept from it at the last moment because of their tags."),
+		breakers:    counter("kinference.ingress.provider.events", "{event}", "What happened to a provider: open and closed are its breakers, skipped are requests that it was not asked about because of one, its concurrency or what it cannot do, barred are requests that were kept from it at the last moment because of their tags."),
 		requests:    counter("kinference.ingress.requests", "{request}", "Requests by route, model, answered status (499: the client left) and outcome: ok, canceled, failed or refused. A stream that breaks has status 200 and outcome failed."),
 		duration:    seconds("gen_ai.server.request.duration", "Time from the request's last byte to the answer's.", durationBuckets),
 		firstToken:  seconds("gen_ai.server.time_to_first_token", "Time from the request's last byte to the first content written.", firstBuckets),

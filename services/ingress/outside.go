@@ -89,6 +89,13 @@ func (x *exchange) barred(endpoint *routerv1.Endpoint) bool {
 	return false
 }
 
+// unsent notes that an endpoint was passed over.
+func (x *exchange) unsent(endpoint *routerv1.Endpoint) {
+	x.attempts--
+	x.metrics.breaker(x.server.ctx, endpoint.GetProvider(), "skipped")
+	daemon.Logger(x.server.ctx).Debug("provider was passed over", "request_id", x.id, "provider", endpoint.GetProvider(), "err", x.result.Cause)
+}
+
 // providerOf is the provider behind an endpoint, nil for a worker.
 func (x *exchange) providerOf(endpoint *routerv1.Endpoint, body []byte) (*proxy.Provider, error) {
 	if endpoint.GetProvider() == "" {

@@ -73,4 +73,15 @@ func TestNoCredentials(t *testing.T) {
 	if len(s.Seen())+len(s.Refused()) > 0 {
 		t.Error("something was sent")
 	}
+	// To pass it over is no attempt, which the policy may count.
+	good := newWorker(t, "good", answers(textChunk("a"), usageChunk, doneEvent))
+	e.router.set(func(*routerv1.RouteRequest) (*routerv1.RouteResponse, error) {
+		return &routerv1.RouteResponse{Attempts: 1, RetryOn: []string{"ConnectFailure"}, Endpoints: []*routerv1.Endpoint{
+			{Worker: "provider ns/cloud", Provider: "ns/cloud", UpstreamModel: "gpt-9", Target: &routerv1.ProviderTarget{Schema: "OpenAI", Endpoint: s.URL}},
+			{Worker: good.name, Url: good.url},
+		}}, nil
+	})
+	if resp, text := e.post(chatPath, chatRequest(true, "")); resp.StatusCode != http.StatusOK {
+		t.Errorf("%d %s", resp.StatusCode, text)
+	}
 }

@@ -248,10 +248,14 @@ func (x *exchange) forward() *openai.Error {
 				continue
 			}
 			x.attempt(endpoint, header)
-			if !x.result.Retry || !x.retry.allows(x.attempts, &x.result) {
+			if !x.result.Retry || !x.result.Unsent && !x.retry.allows(x.attempts, &x.result) {
 				return x.result.Err
 			}
 			last = x.result.Err
+			if x.result.Unsent {
+				x.unsent(endpoint)
+				continue
+			}
 			x.metrics.failedOver(x.server.ctx, x.result.Reason)
 			daemon.Logger(x.server.ctx).Warn("worker failed before its first token", "request_id", x.id, "worker", endpoint.GetWorker(),
 				"reason", string(x.result.Reason), "err", x.result.Cause)
@@ -367,6 +371,9 @@ func (x *exchange) attempt(endpoint *routerv1.Endpoint, header http.Header) {
 		OnFirst: func(sinceSent time.Duration) { x.reports.FirstToken(x.id, sinceSent) },
 	})
 	x.limited.gpu = free(time.Now())
+	if len(x.result.Dropped) > 0 {
+		daemon.Logger(x.server.ctx).Debug("members were left out for a provider", "request_id", x.id, "provider", endpoint.GetProvider(), "members", x.result.Dropped)
+	}
 	if x.result.Committed && x.result.Reason != proxy.Served && x.result.Reason != proxy.Canceled {
 		daemon.Logger(x.server.ctx).Warn("worker failed in the middle of a stream", "request_id", x.id, "worker", endpoint.GetWorker(),
 			"reason", string(x.result.Reason), "err", x.result.Cause)

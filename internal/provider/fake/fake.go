@@ -29,14 +29,17 @@ import (
 const (
 	Text      = "Hello from outside."
 	Arguments = `{"city":"Paris"}`
-	// Of Prompt tokens Cached came from the provider's cache.
-	Prompt, Cached, Output = 12, 4, 5
+	Prompt    = 12 // with Cached
+	Cached    = 4  // of them from the provider's cache
+	Output    = 5
 	// Account is in the texts of errors, and nobody may get to see it.
 	Account = "org-4KfTz9SecretAccount"
 	// Key is what the servers let in, unless SetKey says otherwise.
 	Key = "test-key-1"
-	// AccessKey and SecretKey are those of Bedrock, Region where it is.
-	AccessKey, SecretKey, Region = "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", "eu-west-1"
+	// AccessKey is Bedrock's, as in AWS's own examples.
+	AccessKey = "AKIDEXAMPLE"
+	SecretKey = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY" // of AccessKey
+	Region    = "eu-west-1"                                // where Bedrock is
 )
 
 // Fault is a way to fail.

@@ -196,8 +196,12 @@ func (a *attempt) leave(w http.ResponseWriter) {
 // skip ends the attempt before anything was sent.
 func (a *attempt) skip(cause error, after time.Duration) {
 	a.fail(Status, cause)
+	a.unsent()
 	a.r.Err = openai.Overloaded("The provider is busy. Try again later.", after)
 }
+
+// unsent notes that nothing was sent, so that nothing can have been used.
+func (a *attempt) unsent() { a.r.Unsent, a.r.Sent = true, time.Time{} }
 
 // prepare makes the provider's request.
 func (a *attempt) prepare() bool {
@@ -207,6 +211,7 @@ func (a *attempt) prepare() bool {
 		var err error
 		if keys, err = p.Credentials(a.ctx); err != nil {
 			a.fail(Status, fmt.Errorf("read credentials: %w", err))
+			a.unsent()
 			a.r.Err = openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The gateway is not set up to use this provider.")
 			return false
 		}
@@ -214,11 +219,12 @@ func (a *attempt) prepare() bool {
 	out, e := p.Target.Prepare(&p.Call, keys, time.Now())
 	if e != nil {
 		a.fail(Status, errors.New("request cannot be made for the provider"))
+		a.unsent()
 		// What one provider cannot do a worker may.
 		a.r.Err = e
 		return false
 	}
-	a.prepared = out
+	a.prepared, a.r.Dropped = out, out.Dropped
 	return true
 }
 

@@ -140,6 +140,12 @@ type Result struct {
 	Reason Reason
 	// Retry says that another worker may do better; never after a commit.
 	Retry bool
+	// Unsent says that nothing was sent, because the provider is not to be asked
+	// now or cannot be. Another endpoint may be tried whatever the policy says
+	// about failures.
+	Unsent bool
+	// Dropped names members of the body that the provider was not sent.
+	Dropped []string
 	// Committed says that the client has got a part of the answer.
 	Committed bool
 	// Err is what to tell the client when it has got nothing; nil when the
