@@ -30,8 +30,9 @@ and nothing is booked.
 With --fleet too no router is asked: the policies of --config decide about that request, for the endpoints that the other file
 describes. The exit code is 2 if the request would not be routed.
 
-The request has the fields id, model, tenants, qos, promptTokens, maxTokens, endpoint, stream, tools, headers, claims, tags and
-classified (the whole prompt was: tags that are not given are absent, else unknown). The fleet has endpoints, each with id,
+The request has the fields id, model, tenants, qos, promptTokens, maxTokens, endpoint, stream, tools, headers, claims, tags,
+classified (the whole prompt was: tags that are not given are absent, else unknown), absentTags (names, or beginnings with a star)
+and unknownTags (each with tag and causes). The fleet has endpoints, each with id,
 workerSet or provider, models and labels (by default those of --config), ready, unfit (why it cannot take the request),
 predictedTTFT, predictedE2E, cost, queuedPrompts, runningPrompts, kvCacheUsage (a share) and fresh (false: its load is not known).
 Loads stand for the mean of every window.`,
