@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	usagev1 "github.com/kinference/kinference/proto/gen/kinference/usage/v1"
 	"github.com/kinference/kinference/services/accounting/internal/ledger"
 	"github.com/kinference/kinference/services/accounting/internal/objective"
 )
@@ -20,6 +22,8 @@ type metrics struct {
 	events       metric.Int64Counter
 	failures     metric.Int64Counter
 	objectives   metric.Int64Counter
+	cost         metric.Float64Counter
+	tenants      map[string]bool // with series of their own; guarded by server.counting
 	registration metric.Registration
 	filled       atomic.Uint64 // of the stream, as math.Float64bits; 0: unknown
 
@@ -44,6 +48,10 @@ func (m *metrics) init(meter metric.Meter, v *server) error {
 	faults = append(faults, err)
 	m.objectives, err = meter.Int64Counter("kinference.objective.requests", metric.WithUnit("{request}"),
 		metric.WithDescription("Requests that objectives are about, by objective (kind/namespace/owner/name) and result: good or bad."))
+	faults = append(faults, err)
+	m.tenants = map[string]bool{}
+	m.cost, err = meter.Float64Counter("kinference.tenant.cost", metric.WithUnit("1"),
+		metric.WithDescription("Cost of new requests in the ledger by tenant, currency and part: input, cached_input, output, gpu. For charts; sums of money come from the ledger."))
 	faults = append(faults, err)
 	size, err := meter.Int64ObservableGauge("kinference.accounting.ledger.size", metric.WithUnit("By"), metric.WithDescription("Bytes of the ledger's database."))
 	faults = append(faults, err)
@@ -99,6 +107,30 @@ func (m *metrics) took(ctx context.Context, a ledger.Added, invalid, old int) {
 	for word, n := range map[string]int{"new": a.New, "known": a.Known, "replaced": a.Replaced, "invalid": invalid, "too_old": old} {
 		if n > 0 {
 			m.events.Add(ctx, int64(n), metric.WithAttributes(attribute.String("result", word)))
+		}
+	}
+}
+
+// maxCostTenants bounds the tenants with series of their own.
+const maxCostTenants = 200
+
+// spent counts what an event cost; the caller holds counting.
+func (m *metrics) spent(ctx context.Context, u *usagev1.Usage) {
+	c := u.GetCost()
+	if c.GetCurrency() == "" {
+		return
+	}
+	tenant := tenantName(u)
+	if !m.tenants[tenant] {
+		if len(m.tenants) >= maxCostTenants {
+			tenant = "_other"
+		} else {
+			m.tenants[tenant] = true
+		}
+	}
+	for part, text := range map[string]string{"input": c.GetInput(), "cached_input": c.GetCachedInput(), "output": c.GetOutput(), "gpu": c.GetGpu()} {
+		if v, err := strconv.ParseFloat(text, 64); err == nil && v > 0 {
+			m.cost.Add(ctx, v, metric.WithAttributes(attribute.String("tenant", tenant), attribute.String("currency", c.GetCurrency()), attribute.String("part", part)))
 		}
 	}
 }

@@ -102,6 +102,7 @@ func (v *server) setObjectives(ctx context.Context, list []*routerv1.Objective) 
 // count counts events that are new; the caller holds counting.
 func (v *server) count(ctx context.Context, events []*usagev1.Usage) {
 	for _, u := range events {
+		v.metrics.spent(ctx, u)
 		for _, j := range v.board.Count(judged(u), nil) {
 			v.metrics.judged(ctx, j.Objective, j.Good, 1)
 		}
