@@ -15,7 +15,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -37,8 +36,13 @@ import (
 // asProcess lets the test binary be one of the processes that a test kills.
 const asProcess = "KINFERENCE_TEST_PROCESS"
 
-// runProcess is the process that the environment asks for; it ends by a signal.
+// runProcess is the process that the environment asks for; it ends by a signal, or when the
+// test does.
 func runProcess(kind string) int {
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(1)
+	}()
 	if kind == "nats" {
 		port, err := strconv.Atoi(os.Args[2])
 		if err == nil {
@@ -71,7 +75,9 @@ func (c *child) start() {
 	c.cmd = exec.Command(self, c.args...)
 	c.cmd.Env = append(os.Environ(), asProcess+"="+c.kind)
 	c.cmd.Stderr = &c.said
-	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if _, err := c.cmd.StdinPipe(); err != nil { // closed when this process ends
+		c.t.Fatal(err)
+	}
 	if err := c.cmd.Start(); err != nil {
 		c.t.Fatal(err)
 	}
