@@ -33,8 +33,13 @@ func (r *Request) Refused(status int, h http.Header, body []byte) *openai.Error 
 		return openai.Overloaded(busyText, RetryAfter(h))
 	case status == http.StatusServiceUnavailable || status == 529: // Anthropic's own
 		return openai.Overloaded(busyText, RetryAfter(h))
+	case strings.HasPrefix(h.Get("X-Amzn-Errortype"), "ServiceQuotaExceeded"): // comes as a 400
+		return openai.Overloaded(busyText, RetryAfter(h))
 	case status == http.StatusBadRequest || status == http.StatusUnprocessableEntity || status == http.StatusRequestEntityTooLarge:
 		e := openai.FromBody(status, bedrockText(body))
+		if money.MatchString(e.Message) { // Anthropic says it with a 400
+			return openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The provider refused the gateway.")
+		}
 		if status == http.StatusRequestEntityTooLarge {
 			e.Code = openai.CodeRequestTooLarge
 		}
@@ -76,6 +81,10 @@ var telling = []string{
 
 // opaque finds what looks like an id: of an account, a request, a key.
 var opaque = regexp.MustCompile(`[0-9]{10,}|[A-Za-z0-9_-]{28,}|[0-9a-f]{8}-[0-9a-f]{4}-`)
+
+// money finds refusals that are about what the account has left, which another
+// endpoint does not mind.
+var money = regexp.MustCompile(`(?i)credit balance|billing|insufficient (funds|quota|credit)|spend limit|usage limit|payment`)
 
 // clean takes out of an error what its reader has no business with.
 func (r *Request) clean(e *openai.Error) *openai.Error {

@@ -17,6 +17,7 @@ import (
 	"github.com/kinference/kinference/internal/provider/fake"
 	"github.com/kinference/kinference/internal/rpc"
 	"github.com/kinference/kinference/proto/gen/kinference/accounting/v1/accountingv1connect"
+	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	usagev1 "github.com/kinference/kinference/proto/gen/kinference/usage/v1"
 )
 
@@ -272,5 +273,24 @@ spec:
 		if strings.Contains(e.log.String(), key) || strings.Contains(e.metrics(), key) {
 			t.Errorf("%s is in logs or metrics", key)
 		}
+	}
+}
+
+// What the policy says about tags goes with the decision to ingress, for its look
+// at the last moment.
+func TestBarsTravel(t *testing.T) {
+	e := start(t, settings{workers: 1})
+	e.cloud()
+	e.policy("pii-stays-local", piiStaysLocal)
+	clean, err := e.route("clean", &routerv1.Attributes{Classified: true})
+	if err != nil || clean.GetEndpoints()[0].GetProvider() != "test/cloud" {
+		t.Fatal(clean, err)
+	}
+	bars := clean.GetEndpoints()[0].GetBars()
+	if len(bars) != 1 || !slices.Contains(slices.Concat(bars[0].GetAll(), bars[0].GetAny()), "pii-detected") || !slices.Contains(bars[0].GetAssumed(), "pii-detected") {
+		t.Errorf("got %v", bars)
+	}
+	if len(clean.GetEndpoints()[1].GetBars()) > 0 {
+		t.Error("a worker has bars")
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 
 	"github.com/aws/aws-sdk-go-v2/aws/protocol/eventstream"
 
@@ -50,6 +51,7 @@ type events struct {
 	r     *http.Request
 	fault Fault
 	over  bool
+	left  *atomic.Int64
 }
 
 // send sends some of the stream. After the first content, which the caller tells,
@@ -72,12 +74,13 @@ func (e *events) send(content bool, data []byte, fault []byte) {
 	case Hang:
 		e.over = true
 		<-e.r.Context().Done()
+		e.left.Add(1)
 	}
 }
 
 func (s *Server) answer(w http.ResponseWriter, r *http.Request, in map[string]any, fault Fault) {
 	tool := call(in)
-	e := &events{w: w, r: r, fault: fault}
+	e := &events{w: w, r: r, fault: fault, left: &s.left}
 	stream := in["stream"] == true || strings.HasSuffix(r.URL.Path, "/converse-stream")
 	if !stream {
 		w.Header().Set("Content-Type", "application/json")

@@ -21,6 +21,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/kinference/kinference/api/v1alpha1"
 )
@@ -54,7 +55,7 @@ const (
 	TooLong          // 400, for the length of the prompt
 	ErrorEvent       // an error event after the first good content
 	Cut              // the stream ends after the first content
-	Hang             // nothing comes after the first content
+	Hang             // nothing comes after the first content, or at all if it is no stream
 	Redirect         // 307 to elsewhere
 	Silent           // the connection is closed without an answer
 )
@@ -62,6 +63,7 @@ const (
 // Seen is a request that was let in.
 type Seen struct {
 	Path   string
+	Proto  string
 	Header http.Header
 	Body   map[string]any
 }
@@ -71,6 +73,8 @@ type Server struct {
 	*httptest.Server
 	schema v1alpha1.ProviderSchema
 	model  string
+
+	left atomic.Int64
 
 	mu      sync.Mutex
 	key     string
@@ -83,6 +87,16 @@ type Server struct {
 func New(schema v1alpha1.ProviderSchema, model string) *Server {
 	s := &Server{schema: schema, model: model, key: Key}
 	s.Server = httptest.NewServer(http.HandlerFunc(s.serve))
+	return s
+}
+
+// NewTLS starts one that speaks HTTP/2 over TLS, as real ones do. Its certificate
+// is one that only its Client trusts.
+func NewTLS(schema v1alpha1.ProviderSchema, model string) *Server {
+	s := &Server{schema: schema, model: model, key: Key}
+	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(s.serve))
+	s.EnableHTTP2 = true
+	s.StartTLS()
 	return s
 }
 
@@ -106,6 +120,9 @@ func (s *Server) Seen() []Seen {
 	defer s.mu.Unlock()
 	return slices.Clone(s.seen)
 }
+
+// Left is how many requests ended while they hung, because the gateway left.
+func (s *Server) Left() int { return int(s.left.Load()) }
 
 // Refused says of each request that was not let in what was wrong with it.
 func (s *Server) Refused() []string {
@@ -135,7 +152,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	if why != "" {
 		s.refused = append(s.refused, why)
 	} else {
-		s.seen = append(s.seen, Seen{r.URL.RequestURI(), r.Header.Clone(), in})
+		s.seen = append(s.seen, Seen{r.URL.RequestURI(), r.Proto, r.Header.Clone(), in})
 	}
 	s.mu.Unlock()
 	if why != "" {
@@ -173,6 +190,12 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	case Silent:
 		panic(http.ErrAbortHandler)
+	case Hang:
+		if in["stream"] != true && !strings.HasSuffix(r.URL.Path, "-stream") {
+			<-r.Context().Done()
+			s.left.Add(1)
+			return
+		}
 	}
 	// What no client may get to see.
 	w.Header().Set("Openai-Organization", Account)

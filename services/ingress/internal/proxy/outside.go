@@ -90,7 +90,7 @@ func (o *outside) remote(name string) *remote {
 		DialContext:            dialer.DialContext,
 		Protocols:              protocols,
 		HTTP2:                  &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: 15 * time.Second},
-		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12},
+		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: o.set.Roots},
 		TLSHandshakeTimeout:    o.set.Connect * 2,
 		MaxIdleConnsPerHost:    o.set.PerHost,
 		IdleConnTimeout:        outsideKeepAlive,

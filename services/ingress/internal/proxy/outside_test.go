@@ -2,6 +2,7 @@ package proxy_test
 
 import (
 	"context"
+	"crypto/x509"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -247,4 +248,59 @@ func TestConcurrencyAndTotal(t *testing.T) {
 	if r := <-done; r.Reason != proxy.Timeout || !r.Committed {
 		t.Errorf("first: %+v", r)
 	}
+}
+
+// Over HTTP/2 and TLS, as real providers speak, it is all the same, and a client
+// that leaves ends the request there, be it a stream or not.
+func TestHTTP2AndLeaving(t *testing.T) {
+	for _, schema := range []v1alpha1.ProviderSchema{v1alpha1.SchemaOpenAI, v1alpha1.SchemaAnthropic, v1alpha1.SchemaBedrock} {
+		s := fake.NewTLS(schema, "m")
+		p := newProxy(t, "127.0.0.0/8", func(set *proxy.Settings) {
+			set.Roots = x509.NewCertPool()
+			set.Roots.AddCert(s.Certificate())
+		})
+		for _, stream := range []bool{false, true} {
+			w := httptest.NewRecorder()
+			if r := p.Do(t.Context(), w, out(t, s, schema, "m", stream)); r.Reason != proxy.Served || r.Usage.Output != fake.Output {
+				t.Errorf("%s, stream %v: %+v", schema, stream, r)
+			}
+		}
+		for _, seen := range s.Seen() {
+			if seen.Proto != "HTTP/2.0" {
+				t.Errorf("%s spoke %s", schema, seen.Proto)
+			}
+		}
+		s.SetFault(fake.Hang)
+		for i, stream := range []bool{false, true} {
+			ctx, leave := context.WithCancel(t.Context())
+			c := out(t, s, schema, "m", stream)
+			c.OnFirst = func(time.Duration) { leave() }
+			if before := len(s.Seen()); !stream {
+				go func() { // once it is there
+					eventually(func() bool { return len(s.Seen()) > before })
+					leave()
+				}()
+			}
+			if r := p.Do(ctx, httptest.NewRecorder(), c); r.Reason != proxy.Canceled || r.Retry {
+				t.Errorf("%s, stream %v: %+v", schema, stream, r)
+			}
+			leave()
+			if !eventually(func() bool { return s.Left() > i }) {
+				t.Errorf("%s, stream %v: the provider goes on", schema, stream)
+			}
+		}
+		s.Close()
+	}
+}
+
+// eventually waits until something holds, for a generous while.
+func eventually(holds func() bool) bool {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); <-tick.C {
+		if holds() {
+			return true
+		}
+	}
+	return holds()
 }

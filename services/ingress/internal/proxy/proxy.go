@@ -14,6 +14,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/x509"
 	"errors"
 	"io"
 	"mime"
@@ -41,8 +42,9 @@ type Settings struct {
 
 	// Private are blocks of addresses that providers may be at although they are
 	// not public ones. Breaker is told when the breaker of a provider's model opens
-	// or closes. Both may be nil.
+	// or closes. Any may be nil.
 	Private []netip.Prefix
+	Roots   *x509.CertPool // that sign providers' certificates; nil: the system's
 	Breaker func(provider, model string, open bool)
 }
 
