@@ -524,7 +524,8 @@ type CustomTag struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=32
 	Any []TagDetector `json:"any"`
-	// Scope of the text. Absent: all that goes to the model.
+	// Scope of the text. Absent: all that goes to the model. An expression that
+	// reads no `part` is of the whole prompt.
 	//
 	// +kubebuilder:validation:MaxItems=4
 	Scope []TextScope `json:"scope,omitempty"`
@@ -532,9 +533,10 @@ type CustomTag struct {
 	Risk bool `json:"risk,omitempty"`
 }
 
-// TagDetector finds a tag by words or by a regular expression (RE2).
+// TagDetector finds a tag by words, by a regular expression (RE2) or by a CEL
+// expression.
 //
-// +kubebuilder:validation:XValidation:rule="has(self.keywords) != has(self.regex)",message="give keywords or regex, one of the two"
+// +kubebuilder:validation:XValidation:rule="[has(self.keywords), has(self.regex), has(self.when)].filter(x, x).size() == 1",message="give keywords, regex or when, one of them"
 type TagDetector struct {
 	// Keywords in any case.
 	//
@@ -549,6 +551,12 @@ type TagDetector struct {
 	Regex string `json:"regex,omitempty"`
 	// Validator checks what the regular expression found.
 	Validator TagValidator `json:"validator,omitempty"`
+	// When is a CEL expression that yields a bool, over `part`, `prompt` and `tags`
+	// (see docs/classifier.md). One that reads `part` is asked of each part in the
+	// scope, any other once of the prompt.
+	//
+	// +kubebuilder:validation:MaxLength=4096
+	When string `json:"when,omitempty"`
 }
 
 // TagValidator checks what a regular expression found.

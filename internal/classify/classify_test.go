@@ -494,7 +494,7 @@ func FuzzClassify(f *testing.F) {
 		f.Add(e("jo.doe@mailbox.org 4111 1111 1111 1111"), e("GB82WEST12345698765432"))
 	}
 	c := classifier(f, classify.Settings{CacheBytes: -1, MaxBytes: 1 << 20})
-	custom, err := classify.CompileCustom([]v1alpha1.CustomTag{{Name: "x", Any: []v1alpha1.TagDetector{{Keywords: []string{"abc", "ß"}}, {Regex: `\d{3}`}}}})
+	custom, err := classify.CompileCustom([]v1alpha1.CustomTag{{Name: "x", Any: []v1alpha1.TagDetector{{Keywords: []string{"abc", "ß"}}, {Regex: `\d{3}`}, {When: `part.text.contains("x") || part.start.endsWith("y") || tags.code.found`}}}})
 	if err != nil {
 		f.Fatal(err)
 	}

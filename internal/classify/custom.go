@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/kinference/kinference/api/v1alpha1"
+	"github.com/kinference/kinference/internal/expr"
 )
 
 // Bounds of custom tags.
@@ -19,6 +20,7 @@ const (
 	maxDetectors  = 32
 	maxKeywords   = 256
 	maxRegex      = 1024
+	maxWhen       = 4096
 	// maxRegexWork is how many bytes all regular expressions of a set together may read of one part.
 	maxRegexWork = 64 << 20
 	// maxMatches of one rule in one window.
@@ -31,6 +33,8 @@ type Custom struct {
 	keywords *automaton
 	of       []keyword
 	regexes  int
+	whens    []customWhen
+	read     map[string]bool // tags that whens read
 	version  string
 }
 
@@ -38,6 +42,7 @@ type customTag struct {
 	name  string
 	scope [roles]bool
 	rules []customRule
+	text  bool // some rules look for text
 }
 
 type customRule struct {
@@ -98,9 +103,27 @@ func CompileCustom(tags []v1alpha1.CustomTag) (*Custom, error) {
 			default:
 				fault("any[%d].validator: %q is none", j, d.Validator)
 			}
+			given := 0
+			for _, is := range []bool{len(d.Keywords) > 0, d.Regex != "", d.When != ""} {
+				if is {
+					given++
+				}
+			}
+			out.text = out.text || d.When == ""
 			switch {
-			case (len(d.Keywords) > 0) == (d.Regex != ""):
-				fault("any[%d]: give keywords or regex, one of the two", j)
+			case given != 1:
+				fault("any[%d]: give keywords, regex or when, one of them", j)
+			case d.When != "":
+				if len(d.When) > maxWhen {
+					fault("any[%d].when: longer than %d bytes", j, maxWhen)
+					continue
+				}
+				w, err := expr.CompileWhen(d.When)
+				if err != nil {
+					fault("any[%d].when: %s", j, err)
+					continue
+				}
+				c.whens = append(c.whens, customWhen{w, i, j})
 			case d.Regex != "":
 				if len(d.Regex) > maxRegex {
 					fault("any[%d].regex: longer than %d bytes", j, maxRegex)
@@ -135,6 +158,7 @@ func CompileCustom(tags []v1alpha1.CustomTag) (*Custom, error) {
 	if err := errors.Join(faults...); err != nil {
 		return nil, err
 	}
+	c.read = c.reads()
 	if len(words) > 0 {
 		c.keywords = newAutomaton(foldAll(words))
 	}
@@ -145,6 +169,21 @@ func CompileCustom(tags []v1alpha1.CustomTag) (*Custom, error) {
 	sum := sha256.Sum256(spec)
 	c.version = hex.EncodeToString(sum[:8])
 	return c, nil
+}
+
+// reads lists the tags that expressions may read: not those of expressions, so
+// that there are no circles.
+func (c *Custom) reads() map[string]bool {
+	out := map[string]bool{}
+	for _, w := range c.whens {
+		for _, name := range w.Tags {
+			out[name] = true
+		}
+	}
+	for _, w := range c.whens {
+		delete(out, c.tags[w.tag].name)
+	}
+	return out
 }
 
 // Version is a hash of the tags' definitions.

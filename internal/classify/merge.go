@@ -34,6 +34,7 @@ type merger struct {
 	cut                      bool
 	messages                 int
 	alert                    bool
+	noted                    *noted
 }
 
 type placedHit struct {
@@ -52,7 +53,7 @@ func (c *Classifier) begin(name string, custom *Custom) *merger {
 	if q := profiles[name]; q != nil {
 		p = q
 	}
-	return &merger{c: c, profile: p, custom: custom, messages: -1}
+	return &merger{c: c, profile: p, custom: custom, messages: -1, noted: custom.note()}
 }
 
 func (m *merger) part(ctx context.Context, p Part) {
@@ -72,11 +73,17 @@ func (m *merger) start(ctx context.Context, p Part) {
 	m.text.Reset()
 	m.text.WriteString(p.Text)
 	m.parts++
+	if m.noted != nil {
+		m.noted.start(m.last)
+	}
 	m.grown(ctx)
 }
 
 func (m *merger) more(ctx context.Context, text string) {
 	m.text.WriteString(text)
+	if m.noted != nil {
+		m.noted.grow(text)
+	}
 	m.grown(ctx)
 }
 
@@ -214,6 +221,9 @@ func (m *merger) add(r *partResult, p Part, base int) {
 		}
 	}
 	m.all.add(&r.feat)
+	if m.noted != nil {
+		m.noted.language(&r.feat)
+	}
 	if p.Role == RoleUser || p.Role == RoleUnknown {
 		if p.Message != m.messages || len(m.user) == 0 {
 			m.user = append(m.user, features{})
@@ -401,8 +411,9 @@ func (m *merger) result(ctx context.Context) Result {
 		}
 		return a.start - b.start
 	})
-	m.findings(&r)
+	own := m.findings(&r)
 	m.descriptive(&r)
+	m.whens(ctx, &r, own)
 	return r
 }
 
@@ -432,8 +443,8 @@ func (t *Tag) reason(h *placedHit, name string) {
 	t.Reasons = append(t.Reasons, Reason{Kind: name, Part: h.part, Offset: h.start, Length: h.end - h.start, Rule: h.rule, Score: h.score, Encoding: encodingNames[h.enc]})
 }
 
-// findings makes the tags that stand on findings.
-func (m *merger) findings(r *Result) {
+// findings makes the tags that stand on findings, and tells where custom ones begin.
+func (m *merger) findings(r *Result) (own int) {
 	var best [kinds + 1]float32
 	for i := range m.hits {
 		best[m.hits[i].kind] = max(best[m.hits[i].kind], m.hits[i].score)
@@ -466,9 +477,13 @@ func (m *merger) findings(r *Result) {
 		t.Reasons = []Reason{{Kind: "injection", Part: m.injectionPart, Offset: m.injectionAt, Length: m.injectionLn, Rule: m.injectionRule, Score: m.injection}}
 	}
 	r.Tags = append(r.Tags, t)
+	own = len(r.Tags)
 	if m.custom != nil {
 		for i := range m.custom.tags {
-			t := decide(m.custom.tags[i].name, false, 0, m.causes[detCustom])
+			t := decide(m.custom.tags[i].name, false, 0)
+			if m.custom.tags[i].text {
+				t = decide(t.Name, false, 0, m.causes[detCustom])
+			}
 			for j := range m.hits {
 				if h := &m.hits[j]; h.kind == kindCustom && h.custom == i {
 					t.State, t.Causes, t.Score = True, nil, 1
@@ -478,6 +493,7 @@ func (m *merger) findings(r *Result) {
 			r.Tags = append(r.Tags, t)
 		}
 	}
+	return own
 }
 
 func (m *merger) reasons(t *Tag, k kind, least float32) {

@@ -3,9 +3,7 @@ package policy
 import (
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/google/cel-go/cel"
@@ -14,7 +12,7 @@ import (
 	"github.com/google/cel-go/common/types"
 	"github.com/google/cel-go/common/types/ref"
 
-	"github.com/kinference/kinference/internal/spelling"
+	"github.com/kinference/kinference/internal/expr"
 )
 
 const (
@@ -160,20 +158,9 @@ func newExpression(text string) (*expression, error) {
 	if err != nil {
 		return nil, err
 	}
-	checked, issues := env.Compile(text)
-	if err := issues.Err(); err != nil {
-		first := issues.Errors()[0] // the others follow from it
-		return nil, fmt.Errorf("CEL at column %d: %s", first.Location.Column()+1, plain(first.Message))
-	}
-	if checked.OutputType() != cel.BoolType {
-		return nil, fmt.Errorf("CEL yields %s, want bool", checked.OutputType())
-	}
-	cost, err := env.EstimateCost(checked, sizes{})
+	checked, _, err := expr.Check(env, text, vocabulary())
 	if err != nil {
-		return nil, fmt.Errorf("CEL: %w", err)
-	}
-	if cost.Max > maxCost {
-		return nil, fmt.Errorf("CEL may cost %d, more than %d: make it simpler, for instance without loops in loops", cost.Max, maxCost)
+		return nil, err
 	}
 	e := &expression{}
 	loops := false
@@ -212,56 +199,10 @@ func taggedName(c ast.CallExpr) string {
 	return "*"
 }
 
-// What CEL says of an expression that it does not understand.
-var (
-	endsEarly  = regexp.MustCompile(`^Syntax error: (?:mismatched|extraneous) input '<EOF>'(?: expecting (.*))?$`)
-	unexpected = regexp.MustCompile(`^Syntax error: (?:mismatched|extraneous) input '(.*?)'`)
-	nonsense   = regexp.MustCompile(`(?s)^Syntax error: (?:token recognition error at: |no viable alternative at input )'(.*)'$`)
-	overload   = regexp.MustCompile(`^found no matching overload for '_?(.*?)_?' applied to '(.*)'$`)
-	noField    = regexp.MustCompile(`^undefined field '(.*)'$`)
-	noName     = regexp.MustCompile(`^(undeclared reference to '.*') \(in container ''\)$`)
-)
-
-// plain says in few words for the author of a policy what CEL says with lists of
-// all tokens that there could be.
-func plain(message string) string {
-	message, _, _ = strings.Cut(message, "\n")
-	if m := endsEarly.FindStringSubmatch(message); m != nil {
-		if m[1] != "" && len(m[1]) <= 16 {
-			return "the expression ends too early, want " + strings.Trim(m[1], "{}")
-		}
-		return "the expression ends too early"
-	}
-	if m := unexpected.FindStringSubmatch(message); m != nil {
-		switch m[1] {
-		case "and", "AND":
-			return "unexpected '" + m[1] + "', want &&"
-		case "or", "OR":
-			return "unexpected '" + m[1] + "', want ||"
-		}
-		return "unexpected '" + abbreviate(m[1]) + "'"
-	}
-	if m := nonsense.FindStringSubmatch(message); m != nil {
-		if what := strings.TrimSpace(m[1]); what != "=" {
-			return "unexpected '" + abbreviate(what) + "'"
-		}
-		return "unexpected '=', want =="
-	}
-	if m := overload.FindStringSubmatch(message); m != nil {
-		return "'" + m[1] + "' cannot be applied to (" + strings.Trim(m[2], "()") + ")"
-	}
-	if m := noField.FindStringSubmatch(message); m != nil {
-		names := slices.Sorted(maps.Keys(fields))
-		if near := spelling.Nearest(m[1], names); near != "" {
-			return message + ", did you mean '" + near + "'?"
-		}
-		return message + ": `request` has " + strings.Join(names, ", ")
-	}
-	if m := noName.FindStringSubmatch(message); m != nil {
-		return m[1] + ": there is only `request`"
-	}
-	return message
-}
+// vocabulary is what the expression of a policy may speak of.
+var vocabulary = sync.OnceValue(func() *expr.Vocabulary {
+	return &expr.Vocabulary{Objects: map[string][]string{"request": slices.Sorted(maps.Keys(fields))}, Sizes: sizes{}, MaxCost: maxCost}
+})
 
 // sizes tells the estimate of costs how long things are.
 type sizes struct{}

@@ -58,6 +58,7 @@ type Policy struct {
 	risk   []string // custom tags that count as present while unknown
 	tags   []string // all custom tags
 	custom []v1alpha1.CustomTag
+	whens  []tagReads // expressions of custom tags
 	rules  []*rule
 	limits [][]match // of each limit; ORed, none: every request
 }
@@ -181,7 +182,10 @@ func Compile(p *v1alpha1.InferencePolicy) (*Policy, []Fault) {
 	return out, c.faults
 }
 
-type compiler struct{ faults []Fault }
+type compiler struct {
+	faults []Fault
+	whens  []tagReads
+}
 
 func (c *compiler) errorf(field, format string, args ...any) {
 	c.faults = append(c.faults, Fault{Field: field, Message: fmt.Sprintf(format, args...)})
@@ -280,40 +284,12 @@ func (c *compiler) assumptions(out *Policy, spec *v1alpha1.InferencePolicySpec) 
 		f := fmt.Sprintf("spec.customTags[%d]", i)
 		c.name(f+".name", t.Name, seen)
 		c.detectors(f, t)
+		out.whens = c.whens
 		out.tags = append(out.tags, t.Name)
 		// An author who lists the tag as absent has thought about it.
 		if t.Risk && !slices.ContainsFunc(out.assume.absent, func(g glob) bool { return g.matches(t.Name) }) {
 			out.risk = append(out.risk, t.Name)
 		}
-	}
-}
-
-func (c *compiler) detectors(f string, t *v1alpha1.CustomTag) {
-	if len(t.Any) == 0 {
-		c.errorf(f+".any", "is required: a list of keywords or regex")
-	}
-	c.atMost(f+".any", len(t.Any), maxEntries)
-	for i, d := range t.Any {
-		df := fmt.Sprintf("%s.any[%d]", f, i)
-		oneOf(c, df+".validator", d.Validator, v1alpha1.ValidatorLuhn, v1alpha1.ValidatorIBAN)
-		switch {
-		case (len(d.Keywords) > 0) == (d.Regex != ""):
-			c.errorf(df, "give keywords or regex, one of the two")
-		case d.Regex != "":
-			if _, err := regexp.Compile(d.Regex); err != nil {
-				c.errorf(df+".regex", "%s", strings.TrimPrefix(err.Error(), "error parsing regexp: "))
-			}
-			if d.WholeWord {
-				c.errorf(df+".wholeWord", "is for keywords: write \\b into the regex")
-			}
-		case d.Validator != "":
-			c.errorf(df+".validator", "checks what a regex found, and there is none")
-		case slices.Contains(d.Keywords, ""):
-			c.errorf(df+".keywords", "an empty keyword is found everywhere")
-		}
-	}
-	for i, s := range t.Scope {
-		oneOf(c, fmt.Sprintf("%s.scope[%d]", f, i), s, v1alpha1.ScopeSystem, v1alpha1.ScopeUser, v1alpha1.ScopeAssistant, v1alpha1.ScopeToolResult)
 	}
 }
 

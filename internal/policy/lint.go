@@ -29,7 +29,7 @@ type Finding struct {
 
 // classifierTags are the tags that the classifier can give, beside custom ones.
 var classifierTags = newGlobs([]string{
-	"complexity-low", "complexity-medium", "complexity-high", "complexity-unknown", "pii-*", "secret-*", "injection", "language-*", "modality-*", "code",
+	"complexity-low", "complexity-medium", "complexity-high", "complexity-unknown", "pii-*", "secret-*", "injection", "language-*", "modality-*", "length-*", "code",
 })
 
 // Lint checks what one policy of a namespace cannot know alone: names that
@@ -46,6 +46,7 @@ func Lint(policies []*Policy, specs map[*Policy]*v1alpha1.InferencePolicySpec, k
 			l.emitted(p, spec)
 		}
 	}
+	l.whens(policies)
 	l.reach(policies)
 	return l.out
 }
@@ -144,24 +145,11 @@ func (l *linter) matchNames(p *Policy, f string, m *v1alpha1.RequestMatch) {
 func (l *linter) emitted(p *Policy, spec *v1alpha1.InferencePolicySpec) {
 	check := func(f string, list ...string) {
 		for i, t := range list {
-			if t == "" || slices.ContainsFunc(l.tags, newGlob(t).meets) {
-				continue
-			}
 			at := f
 			if !strings.HasSuffix(f, ".tag") {
 				at = fmt.Sprintf("%s[%d]", f, i)
 			}
-			var all []string
-			for _, g := range l.tags {
-				all = append(all, g.text)
-			}
-			msg := fmt.Sprintf("no classifier gives the tag %q", abbreviate(t))
-			if near := spelling.Nearest(t, all); near != "" {
-				msg += fmt.Sprintf(", did you mean %q?", near)
-			} else {
-				msg += ": define it in spec.customTags"
-			}
-			l.warnf(p, at, "%s", msg)
+			l.given(p, at, t)
 		}
 	}
 	one := func(f string, m *v1alpha1.RequestMatch) {
@@ -184,6 +172,24 @@ func (l *linter) emitted(p *Policy, spec *v1alpha1.InferencePolicySpec) {
 			}
 		}
 	}
+}
+
+// given warns of a tag that no classifier gives.
+func (l *linter) given(p *Policy, field, tag string) {
+	if tag == "" || slices.ContainsFunc(l.tags, newGlob(tag).meets) {
+		return
+	}
+	var all []string
+	for _, g := range l.tags {
+		all = append(all, g.text)
+	}
+	msg := fmt.Sprintf("no classifier gives the tag %q", abbreviate(tag))
+	if near := spelling.Nearest(tag, all); near != "" {
+		msg += fmt.Sprintf(", did you mean %q?", near)
+	} else {
+		msg += ": define it in spec.customTags"
+	}
+	l.warnf(p, field, "%s", msg)
 }
 
 // placed is a rule with its place in its policy.
