@@ -505,3 +505,79 @@ func TestFakeCompresses(t *testing.T) {
 		t.Errorf("%s %v", text, err)
 	}
 }
+
+// Completions and embeddings go to providers of OpenAI's API, cleaned alike.
+func TestOtherRoutes(t *testing.T) {
+	for _, test := range []struct {
+		route      openai.Route
+		schema     v1alpha1.ProviderSchema
+		body, want string
+		path       string
+	}{
+		{openai.RouteCompletions, v1alpha1.SchemaOpenAI, `{"model":"big","prompt":"x","max_tokens":5000,"user":"u","top_k":3}`, `{"model":"m","prompt":"x","max_tokens":100}`, "/v1/completions"},
+		{openai.RouteCompletions, v1alpha1.SchemaOpenAICompatible, `{"model":"big","prompt":[1,2],"top_k":3,"cache_salt":"s"}`, `{"model":"m","prompt":[1,2],"top_k":3,"max_tokens":100}`, "/v1/completions"},
+		{openai.RouteEmbeddings, v1alpha1.SchemaAzureOpenAI, `{"model":"big","input":["a"],"encoding_format":"base64","user":"u"}`, `{"input":["a"],"encoding_format":"base64"}`, "/openai/deployments/m/embeddings"},
+		{openai.RouteEmbeddings, v1alpha1.SchemaDatabricks, `{"model":"big","input":"a","truncate_prompt_tokens":5}`, `{"model":"m","input":"a"}`, "/serving-endpoints/embeddings"},
+	} {
+		var o openai.Object
+		if err := o.Parse([]byte(test.body), 0); err != nil {
+			t.Fatal(err)
+		}
+		out := provider.Target{Schema: test.schema, Endpoint: "https://x.test", Model: "m", MaxTokensCap: 100}
+		r, e := out.Prepare(&provider.Call{Route: test.route, Body: &o}, provider.Credentials{APIKey: "k"}, time.Now())
+		if e != nil || string(r.Body) != test.want || r.URL.Path != test.path {
+			t.Errorf("%s: %v %s %s", test.body, e, r.URL, r.Body)
+		}
+	}
+}
+
+// BenchmarkPrepare makes requests of a conversation of 64 KB, and BenchmarkStream
+// translates events: go test -bench . -benchmem ./internal/provider
+func BenchmarkPrepare(b *testing.B) {
+	turn := `{"role":"user","content":"` + strings.Repeat("word ", 200) + `"},{"role":"assistant","content":"` + strings.Repeat("word ", 200) + `"},`
+	text := `{"model":"big","max_tokens":10,` + weather + `,"messages":[` + strings.Repeat(turn, 32) + `{"role":"user","content":"x"}]}`
+	var o openai.Object
+	if err := o.Parse([]byte(text), 0); err != nil {
+		b.Fatal(err)
+	}
+	for _, target := range targets[1:5] {
+		out := provider.Target{Schema: target.schema, Endpoint: "https://x.test", Region: fake.Region, Model: target.model}
+		b.Run(target.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, e := out.Prepare(&provider.Call{Body: &o}, target.keys, time.Unix(1e9, 0)); e != nil {
+					b.Fatal(e)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkStream(b *testing.B) {
+	const n = 1000
+	event := "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"word \"}}\n\n"
+	frame := fake.Frame("event", "contentBlockDelta", `{"contentBlockIndex":0,"delta":{"text":"word "},"p":"abcdefghijklmnop"}`)
+	for schema, data := range map[v1alpha1.ProviderSchema][]byte{v1alpha1.SchemaAnthropic: bytes.Repeat([]byte(event), n), v1alpha1.SchemaBedrock: bytes.Repeat(frame, n)} {
+		out := provider.Target{Schema: schema, Region: fake.Region, Model: "m"}
+		var o openai.Object
+		if err := o.Parse([]byte(`{"messages":[{"role":"user","content":"x"}]}`), 0); err != nil {
+			b.Fatal(err)
+		}
+		keys := provider.Credentials{APIKey: "k"}
+		if schema == v1alpha1.SchemaBedrock {
+			keys = targets[4].keys
+		}
+		r, e := out.Prepare(&provider.Call{Body: &o, Stream: true}, keys, time.Now())
+		if e != nil {
+			b.Fatal(e)
+		}
+		b.Run(string(schema), func(b *testing.B) {
+			for b.Loop() {
+				if _, err := io.Copy(io.Discard, r.Stream(bytes.NewReader(data), 1<<20)); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/event")
+		})
+	}
+}

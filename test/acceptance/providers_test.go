@@ -115,12 +115,21 @@ func TestProvidersOfEveryKind(t *testing.T) {
 			}
 			want["test/"+p.name] += 3
 		}
-		// Clients of the Messages API get there too.
+		// Clients of other APIs get there too.
 		a := e.post(t.Context(), "/v1/messages", fmt.Sprintf(`{"model":%q,"max_tokens":9,"messages":[{"role":"user","content":"Hi"}]}`, p.model))
-		if a.status != http.StatusOK || !strings.Contains(a.body, `"type":"message"`) || !strings.Contains(a.body, fake.Text) {
+		if a.status != http.StatusOK || !strings.Contains(a.body, `"type":"message"`) || !strings.Contains(a.body, fake.Text) ||
+			!strings.Contains(a.body, `"input_tokens":8`) || !strings.Contains(a.body, `"cache_read_input_tokens":4`) {
 			t.Errorf("%s, Messages: %d %.500s", p.name, a.status, a.body)
 		}
-		want["test/"+p.name]++
+		a = e.post(t.Context(), "/v1/messages", fmt.Sprintf(`{"model":%q,"max_tokens":9,"stream":true,"messages":[{"role":"user","content":"Hi"}]}`, p.model))
+		if a.status != http.StatusOK || !strings.Contains(a.body, "event: message_stop") || strings.Contains(a.body, "[DONE]") {
+			t.Errorf("%s, Messages as a stream: %d %.900s", p.name, a.status, a.body)
+		}
+		a = e.post(t.Context(), "/v1/responses", fmt.Sprintf(`{"model":%q,"input":"Hi","store":false}`, p.model))
+		if a.status != http.StatusOK || !strings.Contains(a.body, fake.Text) {
+			t.Errorf("%s, Responses: %d %.500s", p.name, a.status, a.body)
+		}
+		want["test/"+p.name] += 3
 		if r := p.Refused(); len(r) > 0 {
 			t.Errorf("%s refused: %q", p.name, r)
 		}
@@ -139,7 +148,7 @@ func TestProvidersOfEveryKind(t *testing.T) {
 		var err error
 		events, err = export(ctx, ledger)
 		events = slices.DeleteFunc(events, func(u *usagev1.Usage) bool { return u.GetProvider() == "" })
-		return err == nil && len(events) == 7*len(want)
+		return err == nil && len(events) == 9*len(want)
 	})
 	got := map[string]int{}
 	for _, u := range events {
