@@ -60,6 +60,17 @@ func TestPartlyKnown(t *testing.T) {
 	}
 }
 
+// BenchmarkEvaluatePartly is BenchmarkEvaluate with a prompt of which some tags are
+// unknown.
+func BenchmarkEvaluatePartly(b *testing.B) {
+	s, r, f := world(b, 50, 64)
+	r.Tags = policy.Tags{Present: []string{"language-en"}, Absent: []string{"injection", "pii-detected"}, Unknown: []policy.UnknownTag{{Tag: "complexity-*"}, {Tag: "pii-*"}}}
+	b.ReportAllocs()
+	for b.Loop() {
+		s.Evaluate(r, f)
+	}
+}
+
 func TestDoubt(t *testing.T) {
 	asked := []string{"pii-*", "falcon", "injection", "code"}
 	for _, c := range []struct {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"google.golang.org/protobuf/encoding/protojson"
 
@@ -396,6 +397,10 @@ spec:
 	}
 	e.workers[0].Kill()
 	seen = append(seen, e.chat(req{text: planted["card"]}).body, e.metrics(), e.log.String())
+	failed := func(s tracetest.SpanStub) bool {
+		return strings.HasSuffix(s.Name, "Classify") && s.Status.Code == codes.Error
+	}
+	e.eventually("spans are exported, also of calls that failed", func() bool { return slices.ContainsFunc(spans.GetSpans(), failed) })
 	for _, s := range spans.GetSpans() {
 		seen = append(seen, fmt.Sprintf("%+v", s))
 	}
