@@ -128,7 +128,9 @@ func TestEveryRouteCounts(t *testing.T) {
 		func() answer { return e.complete(t.Context(), 30, 17, "") },
 		func() answer { return e.complete(t.Context(), 30, 11, `,"echo":true`) },
 		func() answer { return e.complete(t.Context(), 30, 5, `,"n":3`) },
-		func() answer { return e.complete(t.Context(), 100, 9, `,"user":"somebody else","metadata":{"tenant":"other"}`) },
+		func() answer {
+			return e.complete(t.Context(), 100, 9, `,"user":"somebody else","metadata":{"tenant":"other"}`)
+		},
 	} {
 		a := send()
 		if a.status != http.StatusOK || a.usage.Prompt == 0 || a.usage.Output == 0 {
