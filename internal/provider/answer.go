@@ -60,9 +60,9 @@ type Stream interface {
 func (r *Request) Stream(body io.Reader, limit int) Stream {
 	switch r.kind {
 	case messages:
-		return &translation{next: eventsOf(body, limit), chat: anthropic.NewChatStream(r.call.completion())}
+		return &translation{rest: body, next: eventsOf(body, limit), chat: anthropic.NewChatStream(r.call.completion())}
 	case converse:
-		return &translation{next: (&framed{frames: newFrames(body, limit)}).next, chat: anthropic.NewChatStream(r.call.completion())}
+		return &translation{rest: body, next: (&framed{frames: newFrames(body, limit)}).next, chat: anthropic.NewChatStream(r.call.completion())}
 	}
 	return plain{body}
 }
@@ -75,6 +75,7 @@ func (plain) Fault() *openai.Error { return nil }
 
 // translation is a stream made of events of the Messages API.
 type translation struct {
+	rest io.Reader // to be read to its end, so that the connection can be used again
 	// next is the next event's data, nil for one without any.
 	next  func() ([]byte, error)
 	chat  *anthropic.ChatStream
@@ -91,6 +92,10 @@ func (t *translation) Fault() *openai.Error { return t.fault }
 func (t *translation) Read(p []byte) (int, error) {
 	for len(t.out) == 0 {
 		if t.err != nil {
+			if t.rest != nil && t.chat.Ended() {
+				_, _ = io.Copy(io.Discard, io.LimitReader(t.rest, 16<<10))
+			}
+			t.rest = nil
 			return 0, t.err
 		}
 		data, err := t.next()

@@ -262,7 +262,7 @@ func TestRefused(t *testing.T) {
 		{404, nil, `{"error":{"message":"no deployment gpt-9"}}`, "The provider does not serve the model.", openai.CodeUpstream, 502, 0},
 		{429, http.Header{"Retry-After": {"30"}}, `{"error":{"message":"organization org-x"}}`, "The provider is busy. Try again later.", openai.CodeUnavailable, 503, 30 * time.Second},
 		{429, http.Header{"Retry-After": {"1e99"}}, ``, "The provider is busy. Try again later.", openai.CodeUnavailable, 503, time.Second},
-		{429, http.Header{"Retry-After": {"86400"}}, ``, "The provider is busy. Try again later.", openai.CodeUnavailable, 503, 5 * time.Minute},
+		{429, http.Header{"Retry-After": {"86400"}}, ``, "The provider is busy. Try again later.", openai.CodeUnavailable, 503, time.Minute},
 		{529, http.Header{"Retry-After-Ms": {"1500"}}, `{}`, "The provider is busy. Try again later.", openai.CodeUnavailable, 503, 1500 * time.Millisecond},
 		{500, nil, `{"error":{"message":"org-x"}}`, "The provider could not complete the request.", openai.CodeUpstream, 502, 0},
 		{504, nil, ``, "The provider did not answer in time.", openai.CodeTimeout, 504, 0},
@@ -271,6 +271,16 @@ func TestRefused(t *testing.T) {
 		e := r.Refused(test.status, test.header, []byte(test.body))
 		if e.Message != test.want || e.Code != test.code || e.Status != test.out || e.RetryAfter != test.after {
 			t.Errorf("%d %s: %+v", test.status, test.body, e)
+		}
+	}
+}
+
+// A provider may keep us away for longer than a client is told to wait, but not
+// for as long as it likes.
+func TestRetryAfter(t *testing.T) {
+	for text, want := range map[string]time.Duration{"": time.Second, "2.5": 2500 * time.Millisecond, "120": 2 * time.Minute, "86400": 5 * time.Minute, "-1": time.Second, "soon": time.Second, "0": time.Second} {
+		if got := provider.RetryAfter(http.Header{"Retry-After": {text}}); got != want {
+			t.Errorf("%q: %v, want %v", text, got, want)
 		}
 	}
 }

@@ -10,8 +10,13 @@ import (
 	"github.com/kinference/kinference/internal/openai"
 )
 
-// The longest that a provider may keep us away.
-const maxRetryAfter = 5 * time.Minute
+const (
+	// maxRetryAfter is the longest that a provider may keep us away.
+	maxRetryAfter = 5 * time.Minute
+	// MaxWait is the longest that a client is told to wait: some SDKs sleep for
+	// however long they are told, others give up.
+	MaxWait = time.Minute
+)
 
 // Texts in place of the provider's own.
 const (
@@ -30,11 +35,11 @@ const (
 func (r *Request) Refused(status int, h http.Header, body []byte) *openai.Error {
 	switch {
 	case status == http.StatusTooManyRequests:
-		return openai.Overloaded(busyText, RetryAfter(h))
+		return openai.Overloaded(busyText, min(RetryAfter(h), MaxWait))
 	case status == http.StatusServiceUnavailable || status == 529: // Anthropic's own
-		return openai.Overloaded(busyText, RetryAfter(h))
+		return openai.Overloaded(busyText, min(RetryAfter(h), MaxWait))
 	case strings.HasPrefix(h.Get("X-Amzn-Errortype"), "ServiceQuotaExceeded"): // comes as a 400
-		return openai.Overloaded(busyText, RetryAfter(h))
+		return openai.Overloaded(busyText, min(RetryAfter(h), MaxWait))
 	case status == http.StatusBadRequest || status == http.StatusUnprocessableEntity || status == http.StatusRequestEntityTooLarge:
 		e := openai.FromBody(status, bedrockText(body))
 		if money.MatchString(e.Message) { // Anthropic says it with a 400

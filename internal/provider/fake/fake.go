@@ -64,6 +64,7 @@ const (
 type Seen struct {
 	Path   string
 	Proto  string
+	Remote string // address of the connection
 	Header http.Header
 	Body   map[string]any
 }
@@ -152,7 +153,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	if why != "" {
 		s.refused = append(s.refused, why)
 	} else {
-		s.seen = append(s.seen, Seen{r.URL.RequestURI(), r.Proto, r.Header.Clone(), in})
+		s.seen = append(s.seen, Seen{r.URL.RequestURI(), r.Proto, r.RemoteAddr, r.Header.Clone(), in})
 	}
 	s.mu.Unlock()
 	if why != "" {

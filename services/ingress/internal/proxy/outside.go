@@ -197,7 +197,7 @@ func (a *attempt) leave(w http.ResponseWriter) {
 func (a *attempt) skip(cause error, after time.Duration) {
 	a.fail(Status, cause)
 	a.unsent()
-	a.r.Err = openai.Overloaded("The provider is busy. Try again later.", after)
+	a.r.Err = openai.Overloaded("The provider is busy. Try again later.", min(after, provider.MaxWait))
 }
 
 // unsent notes that nothing was sent, so that nothing can have been used.

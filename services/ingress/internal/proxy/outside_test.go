@@ -250,6 +250,27 @@ func TestConcurrencyAndTotal(t *testing.T) {
 	}
 }
 
+// A connection is used again after a stream, whatever its form.
+func TestConnectionsAreKept(t *testing.T) {
+	p := newProxy(t, "127.0.0.0/8", nil)
+	for _, schema := range schemas {
+		s := fake.New(schema, "m")
+		for i := range 6 {
+			if r := p.Do(t.Context(), httptest.NewRecorder(), out(t, s, schema, "m", i%2 == 0)); r.Reason != proxy.Served {
+				t.Fatalf("%s: %+v", schema, r)
+			}
+		}
+		opened := map[string]bool{}
+		for _, seen := range s.Seen() {
+			opened[seen.Remote] = true
+		}
+		if len(opened) != 1 {
+			t.Errorf("%s: %d connections for 6 requests", schema, len(opened))
+		}
+		s.Close()
+	}
+}
+
 // Over HTTP/2 and TLS, as real providers speak, it is all the same, and a client
 // that leaves ends the request there, be it a stream or not.
 func TestHTTP2AndLeaving(t *testing.T) {
