@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -82,11 +83,19 @@ var everything = []string{
 	"--set", "ingress.mesh.identityHeader=l5d-client-id,global.image.pullSecrets={registry}",
 }
 
+// One cluster for all, because it takes seconds to start.
+func TestCluster(t *testing.T) {
+	c := newCluster(t)
+	t.Run("Install", c.testInstall)
+	t.Run("Rights", c.testRights)
+	t.Run("Documents", c.testDocuments)
+	t.Run("Run", c.testRun)
+}
+
 // All value files install, upgrade into each other where nothing is lost by it,
 // and go without a trace. The API knows every field, and each Pod passes the
 // restricted standard, which refuses another one.
-func TestInstall(t *testing.T) {
-	c := newCluster(t)
+func (c *cluster) testInstall(t *testing.T) {
 	if out, err := c.Kubectl(t, pod(t, "bad", map[string]any{"containers": []any{map[string]any{"name": "c", "image": "i"}}}), "create", "--dry-run=server", "-f", "-"); err == nil ||
 		!strings.Contains(out, "violates PodSecurity") {
 		t.Fatalf("an unconfined Pod: %v, want a refusal; this test would show nothing\n%s", err, out)
@@ -201,8 +210,7 @@ func (r rules) without(others rules) rules {
 
 // The router may do what the tests of internal/kube run under, and nothing else;
 // the other services may do nothing.
-func TestRights(t *testing.T) {
-	c := newCluster(t)
+func (c *cluster) testRights(t *testing.T) {
 	nobody := c.rights(t, "nobody", namespace)
 	cluster, keys, tokens, own := tested(t)
 	everywhere := union(cluster, keys, tokens)
@@ -233,6 +241,23 @@ func TestRights(t *testing.T) {
 	check("kinference-router", "tenants", union(cluster, tokens))
 	c.uninstall(t)
 	check("kinference-router", namespace, rules{})
+}
+
+// The resources in operations.md are ones that the API takes.
+func (c *cluster) testDocuments(t *testing.T) {
+	raw, err := os.ReadFile(top + "/docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, block := range regexp.MustCompile("(?ms)^( *)```yaml\n(.*?)^ *```").FindAllStringSubmatch(string(raw), -1) {
+		text := strings.ReplaceAll("\n"+block[2], "\n"+block[1], "\n")
+		c.must(t, text, "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-")
+		n++
+	}
+	if n == 0 {
+		t.Error("operations.md shows no resource")
+	}
 }
 
 // matrix asks for single rights, as the API would when a call comes.

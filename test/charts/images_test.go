@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"go.yaml.in/yaml/v3"
@@ -21,7 +22,7 @@ var programs = []string{"ingress", "router", "kvtracker", "limiter", "classifier
 // the command in the Dockerfile, is static, and knows every flag and variable that
 // the charts give it.
 func TestImages(t *testing.T) {
-	bin := build(t)
+	bin := programsOf(t)
 	for _, name := range programs {
 		info, err := buildinfo.ReadFile(filepath.Join(bin, name))
 		if err != nil {
@@ -101,7 +102,29 @@ func theContainer(t *testing.T, o object) container {
 
 var command = regexp.MustCompile(`(?m)^\s+(go build .*) -o /out/service `)
 
-// build builds the programs as the Dockerfile does.
+var built struct {
+	sync.Once
+	dir string
+}
+
+// programsOf builds the programs as the Dockerfile does, once.
+func programsOf(t *testing.T) string {
+	t.Helper()
+	built.Do(func() { built.dir = build(t) })
+	if built.dir == "" {
+		t.Fatal("the programs could not be built")
+	}
+	return built.dir
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if built.dir != "" {
+		_ = os.RemoveAll(built.dir) // a folder for scratch files
+	}
+	os.Exit(code)
+}
+
 func build(t *testing.T) string {
 	t.Helper()
 	raw, err := os.ReadFile(top + "/deploy/Dockerfile")
@@ -112,7 +135,10 @@ func build(t *testing.T) string {
 	if line == nil || !strings.Contains(string(raw), "CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH") {
 		t.Fatal("the Dockerfile has not the go build that this test looks for")
 	}
-	bin := t.TempDir()
+	bin, err := os.MkdirTemp("", "kinference-images-")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, name := range programs {
 		cmd := exec.CommandContext(t.Context(), "sh", "-c", line[1]+" -o "+filepath.Join(bin, name)+" ./services/"+name+"/cmd/"+name)
 		cmd.Dir, cmd.Env = top, append(os.Environ(), "CGO_ENABLED=0")

@@ -1,0 +1,128 @@
+package charts
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kinference/kinference/internal/testenv"
+)
+
+// Each service starts with the flags that the default values give it and becomes
+// ready with no other rights than its ServiceAccount's. Only addresses and folders
+// are those of this machine.
+func (c *cluster) testRun(t *testing.T) {
+	bin := programsOf(t)
+	c.install(t)
+	defer c.uninstall(t)
+	token := strings.TrimSpace(c.must(t, "", "create", "token", "kinference-router", "-n", namespace))
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	admin, err := os.ReadFile(c.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(kubeconfig, []byte(strings.ReplaceAll(string(admin), c.Token, token)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.must(t, `
+apiVersion: kinference.buoyant.io/v1alpha1
+kind: InferenceWorkerSet
+metadata: { name: chat, namespace: tenants }
+spec: { endpoints: [ { name: a, address: "127.0.0.1:9" } ], models: [ { name: chat } ] }
+`, "apply", "-f", "-")
+
+	found := workloads(t, c.render(t))
+	nats, router, data := testenv.NATS(t), address(t), t.TempDir()
+	here := map[string][]string{
+		"router":     {"--listen=" + router, "--kubeconfig=" + kubeconfig, "--admin-api-listen=" + address(t)},
+		"ingress":    {"--router-url=http://" + router, "--usage-dir=" + filepath.Join(data, "usage"), "--limit-spill=" + filepath.Join(data, "settlements")},
+		"relay":      {"--router-url=http://" + router},
+		"accounting": {"--router-url=http://" + router, "--ledger=" + filepath.Join(data, "usage.db")},
+	}
+	for _, service := range []string{"router", "kvtracker", "relay", "limiter", "classifier", "accounting", "ingress"} {
+		container := theContainer(t, found[service])
+		program := strings.Split(filepath.Base(container.Image), ":")[0]
+		args := append(container.Args, here[service]...)
+		if service != "router" && service != "relay" {
+			args = append(args, "--listen="+address(t))
+		}
+		for _, env := range container.Env {
+			if strings.HasSuffix(env.Name, "_NATS_URL") {
+				args = append(args, "--nats-url="+nats)
+			}
+		}
+		c.ready(t, service, filepath.Join(bin, program), args)
+	}
+	// What the router found out is in the status, written with its own rights.
+	c.must(t, "", "wait", "--for=jsonpath={.status.conditions[0].type}", "--timeout=30s", "-n", "tenants", "inferenceworkerset/chat")
+	if out := c.must(t, "", "get", "leases", "-n", namespace, "-o", "name"); !strings.Contains(out, "kinference-router") {
+		t.Errorf("the router leads by no Lease:\n%s", out)
+	}
+}
+
+// ready starts a program that ends with the test and waits until it is ready.
+func (c *cluster) ready(t *testing.T, name, program string, args []string) {
+	t.Helper()
+	at := address(t)
+	path := filepath.Join(t.TempDir(), name+".log")
+	log, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	cmd := exec.Command(program, append(args, "--admin-listen="+at)...)
+	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = log, log, &syscall.SysProcAttr{Setpgid: true}
+	cmd.Env = append(os.Environ(), "KINFERENCE_KVTRACKER_SHARD=0", "KINFERENCE_ROUTER_IDENTITY=router-0")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	t.Cleanup(func() {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // it may have ended
+		if err := <-done; err != nil && !strings.Contains(err.Error(), "killed") {
+			t.Errorf("%s: %v", name, err)
+		}
+	})
+	client := &http.Client{Timeout: time.Second}
+	deadline, tick := time.After(time.Minute), time.NewTicker(50*time.Millisecond)
+	defer tick.Stop()
+	for answer := ""; ; {
+		if r, err := client.Get("http://" + at + "/readyz"); err == nil {
+			answer = r.Status
+			_ = r.Body.Close()
+			if r.StatusCode == http.StatusOK {
+				client.CloseIdleConnections()
+				return
+			}
+		}
+		select {
+		case <-tick.C:
+		case err := <-done:
+			done <- err
+			out, _ := os.ReadFile(path)
+			t.Fatalf("%s ended: %v\n%s", name, err, out)
+		case <-deadline:
+			out, _ := os.ReadFile(path)
+			t.Fatalf("%s is not ready: %s\n%s", name, answer, out)
+		}
+	}
+}
+
+// address is one with a free port.
+func address(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return fmt.Sprint(l.Addr())
+}
