@@ -13,8 +13,8 @@ import (
 const (
 	// maxWhenParts of a prompt are offered to expressions.
 	maxWhenParts = 4096
-	// maxWhenWork of all evaluations for one prompt, in CEL's unit: some tens of milliseconds.
-	maxWhenWork = 1 << 20
+	// maxWhenWork of all evaluations for one prompt, in CEL's unit: 50 milliseconds at the worst.
+	maxWhenWork = 500_000
 	// whenOverhead is what an evaluation costs beside its work.
 	whenOverhead = 10
 )
@@ -193,19 +193,20 @@ func (m *merger) when(ctx context.Context, w *customWhen, facts *expr.Facts, wor
 		return outcomes[out], -1, why
 	}
 	state = False
+	var fact expr.Part
 	for i := range m.noted.parts {
 		p := &m.noted.parts[i]
 		if !m.custom.tags[w.tag].scope[p.role] {
 			continue
 		}
 		cost := w.Cost
-		if w.ReadsText { // nearly all of the cost is that of the longest text
-			cost = cost * uint64(len(p.text)) / expr.MaxText
+		if w.ReadsText { // it is that of the longest text
+			cost = cost * uint64(max(len(p.text), expr.MaxStart)) / expr.MaxText
 		}
 		if !spend(whenOverhead + cost) {
 			return Unknown, -1, causes
 		}
-		fact := p.fact()
+		fact = p.fact()
 		facts.Part = &fact
 		out, why := w.Eval(facts)
 		switch out {

@@ -132,7 +132,7 @@ func TestWhenLimits(t *testing.T) {
 	if got := c.Classify(over, in).Tag("own"); got.State != classify.Unknown || !cmp.Equal(got.Causes, []string{"deadline"}) {
 		t.Errorf("deadline: %+v", got)
 	}
-	for name, bad := range map[string]string{"syntax": "part.role ==", "type": "part.length", "cost": "part.text.matches(part.text)", "long": strings.Repeat("x", 5000)} {
+	for name, bad := range map[string]string{"syntax": "part.role ==", "type": "part.length", "cost": "part.text.contains(part.text + part.text)", "long": strings.Repeat("x", 5000)} {
 		if _, err := classify.CompileCustom([]v1alpha1.CustomTag{{Name: "a", Any: []v1alpha1.TagDetector{{When: bad}}}}); err == nil {
 			t.Errorf("%s: compiled", name)
 		}
@@ -161,9 +161,11 @@ func BenchmarkWhen(b *testing.B) {
 		c.Classify(b.Context(), in)
 		b.Run(x.name, func(b *testing.B) {
 			b.ReportAllocs()
+			before := cpu()
 			for b.Loop() {
 				c.Classify(b.Context(), in)
 			}
+			b.ReportMetric((cpu()-before)/float64(b.N), "cpu-µs/op")
 		})
 	}
 }

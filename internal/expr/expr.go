@@ -44,7 +44,7 @@ func Check(env *cel.Env, text string, v *Vocabulary) (*cel.Ast, uint64, error) {
 		return nil, 0, fmt.Errorf("CEL: %w", err)
 	}
 	if cost.Max > v.MaxCost {
-		return nil, 0, fmt.Errorf("CEL may cost %d, more than %d: make it simpler, for instance without loops in loops", cost.Max, v.MaxCost)
+		return nil, 0, fmt.Errorf("CEL may cost %d, more than %d: make it simpler, for instance without loops in loops or with shorter patterns", cost.Max, v.MaxCost)
 	}
 	return checked, cost.Max, nil
 }

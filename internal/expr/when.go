@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp/syntax"
 	"slices"
 	"strings"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"github.com/google/cel-go/checker"
 	"github.com/google/cel-go/common/ast"
 	"github.com/google/cel-go/common/operators"
+	"github.com/google/cel-go/common/overloads"
 	"github.com/google/cel-go/common/types"
 	"github.com/google/cel-go/interpreter"
 
@@ -21,10 +23,14 @@ import (
 // Bounds of what a When reads.
 const (
 	// MaxText is the longest text that part.text holds, in bytes; of a longer
-	// one it is unknown. MaxStart is the length of part.start.
-	MaxText, MaxStart = 4 << 10, 256
-	// maxWhenCost bounds one evaluation: some hundreds of microseconds.
-	maxWhenCost = 10_000
+	// one it is unknown.
+	MaxText = 4 << 10
+	// MaxStart is the length of part.start at most, in bytes.
+	MaxStart = 256
+	// maxWhenCost bounds one evaluation: 2 milliseconds at the worst.
+	maxWhenCost = 20_000
+	// stepsPerUnit of a pattern, for each byte of text, are a unit: at most a tenth of a microsecond.
+	stepsPerUnit = 32
 	// maxLanguages is more than the classifier tells apart.
 	maxLanguages = 64
 )
@@ -229,8 +235,38 @@ func (whenSizes) EstimateSize(n checker.AstNode) *checker.SizeEstimate {
 	return &checker.SizeEstimate{Max: most}
 }
 
-func (whenSizes) EstimateCallCost(string, string, *checker.AstNode, []checker.AstNode) *checker.CallEstimate {
-	return nil
+// EstimateCallCost knows what a pattern costs: by the steps that it compiles to,
+// as a{1,1000} is short and slow. CEL counts its characters.
+func (s whenSizes) EstimateCallCost(function, _ string, target *checker.AstNode, args []checker.AstNode) *checker.CallEstimate {
+	if function != overloads.Matches {
+		return nil
+	}
+	nodes := args
+	if target != nil { // text.matches(pattern), else matches(text, pattern)
+		nodes = append([]checker.AstNode{*target}, args...)
+	}
+	pattern, ok := literal(nodes[1].Expr())
+	if !ok {
+		return nil // refused by read
+	}
+	text := nodes[0].ComputedSize()
+	if text == nil {
+		text = s.EstimateSize(nodes[0])
+	}
+	return &checker.CallEstimate{CostEstimate: checker.CostEstimate{Max: 1 + text.Max*steps(pattern)/stepsPerUnit}}
+}
+
+// steps of the program that a regular expression becomes; 1 if it is none.
+func steps(pattern string) uint64 {
+	tree, err := syntax.Parse(pattern, syntax.Perl)
+	if err != nil {
+		return 1
+	}
+	program, err := syntax.Compile(tree.Simplify())
+	if err != nil {
+		return 1
+	}
+	return uint64(len(program.Inst))
 }
 
 // CompileWhen compiles the expression of a custom tag: a bool over `part`,
@@ -293,6 +329,11 @@ func (w *When) read(e ast.Expr) (loops bool, err error) {
 				if name, ok := literal(args[1]); ok {
 					named++
 					w.Tags = append(w.Tags, name)
+				}
+			}
+			if c.FunctionName() == overloads.Matches {
+				if _, ok := literal(args[len(args)-1]); !ok {
+					fault("matches takes a pattern in quotes")
 				}
 			}
 			if c.FunctionName() == operators.Equals || c.FunctionName() == operators.NotEquals || c.FunctionName() == operators.In {

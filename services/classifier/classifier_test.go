@@ -244,18 +244,19 @@ metadata: { name: projects, namespace: team }
 spec:
   customTags:
     - { name: falcon, any: [ { keywords: [ WORD ], wholeWord: true } ] }
+    - { name: word-in-text, any: [ { when: 'part.role == "user" && part.text.contains("WORD") && !tags.code.found' } ] }
 `
 
 func TestCustomTagsAreReloaded(t *testing.T) {
 	dir := t.TempDir()
 	write := func(word string) {
-		if err := os.WriteFile(filepath.Join(dir, "p.yaml"), []byte(strings.Replace(policy, "WORD", word, 1)), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "p.yaml"), []byte(strings.ReplaceAll(policy, "WORD", word)), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	write("peregrine")
 	s := start(t, classifier.Config{ConfigDir: dir, Timeout: 10 * time.Second})
-	until := func(text string, want classifierv1.State) {
+	until := func(tag, text string, want classifierv1.State) {
 		t.Helper()
 		tick := time.NewTicker(20 * time.Millisecond)
 		defer tick.Stop()
@@ -264,21 +265,25 @@ func TestCustomTagsAreReloaded(t *testing.T) {
 			req := user(text)
 			req.Options = &classifierv1.Options{Namespace: "team"}
 			res, err := s.Classify(t.Context(), req)
-			if err == nil && state(res, "falcon") == want {
+			if err == nil && state(res, tag) == want {
 				return
 			}
 			select {
 			case <-tick.C:
 			case <-give:
-				t.Fatalf("falcon in %q: got %v (%v), want %v", text, state(res, "falcon"), err, want)
+				t.Fatalf("%s in %q: got %v (%v), want %v", tag, text, state(res, tag), err, want)
 			}
 		}
 	}
-	until("about the Peregrine project", classifierv1.State_STATE_TRUE)
-	until("about peregrines", classifierv1.State_STATE_FALSE)
+	until("falcon", "about the Peregrine project", classifierv1.State_STATE_TRUE)
+	until("falcon", "about peregrines", classifierv1.State_STATE_FALSE)
+	until("word-in-text", "about peregrines", classifierv1.State_STATE_TRUE)
+	until("word-in-text", "about ospreys", classifierv1.State_STATE_FALSE)
+	until("word-in-text", "about peregrines"+strings.Repeat(" and more", 1000), classifierv1.State_STATE_UNKNOWN) // too long a text to tell
 	write("osprey")
-	until("about the osprey project", classifierv1.State_STATE_TRUE)
-	until("about the Peregrine project", classifierv1.State_STATE_FALSE)
+	until("falcon", "about the osprey project", classifierv1.State_STATE_TRUE)
+	until("falcon", "about the Peregrine project", classifierv1.State_STATE_FALSE)
+	until("word-in-text", "about ospreys", classifierv1.State_STATE_TRUE)
 }
 
 func TestBadSettings(t *testing.T) {
