@@ -189,3 +189,25 @@ func TestEndsBeforeItsTags(t *testing.T) {
 		t.Error("it was routed")
 	}
 }
+
+// Limits that look at tags wait for them, also where no rule reads tags.
+func TestLimitsReadTags(t *testing.T) {
+	c, url := newClassifier(t, tags()...)
+	e := startLimited(t, func(s *ingress.Config, cat *routerv1.Catalog) {
+		s.ClassifierURL, s.ClassifyTimeout = url, patience
+		cat.LimitPolicies = []*routerv1.LimitPolicy{{
+			Name: "ns/p", Pools: []string{"ns/pool"}, Limits: []*routerv1.Limit{perMinute("pii", requestCount(1)), perMinute("simple", requestCount(0))},
+			SpecJson: `{"limits":[{"name":"pii","matches":[{"tag":"pii-detected"}]},{"name":"simple","matches":[{"tag":"complexity-low"}]}]}`,
+		}}
+	})
+	w := newWorker(t, "w", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(usageText(3, 0, 1))) })
+	e.router.routes(w)
+	for i, want := range []int{http.StatusOK, http.StatusTooManyRequests} {
+		if resp, body := e.post(chatPath, chatRequest(false, "")); resp.StatusCode != want || strings.Contains(body, "pii-detected") {
+			t.Errorf("request %d: %d %s", i, resp.StatusCode, body)
+		}
+	}
+	if len(c.asked) != 2 {
+		t.Errorf("asked %d times", len(c.asked))
+	}
+}
