@@ -23,6 +23,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // tracker answers Match with a function and watches until the caller leaves.
 type tracker struct {
+	kvtrackerv1connect.UnimplementedKVTrackerServiceHandler
 	match func(context.Context) error
 	watch chan struct{}
 }
