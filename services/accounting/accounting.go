@@ -50,6 +50,9 @@ type Config struct {
 	// RouterURL is where the catalog comes from, which has the objectives; empty:
 	// there are none.
 	RouterURL string
+	// GPUEvery is how often the time of workers is divided among tenants for the
+	// metrics; 0: each minute.
+	GPUEvery time.Duration
 	// Replicas, MaxAge and StreamBytes are those of the stream, where this process
 	// makes it.
 	Replicas    int
@@ -157,6 +160,7 @@ func (s *Service) Run(ctx context.Context) error {
 	if v.conn != nil {
 		g.Go(func() error { return v.consume(ctx) })
 		g.Go(func() error { return v.watched.follow(ctx, v.conn) })
+		g.Go(func() error { v.divideTime(ctx); return nil })
 	}
 	if v.RouterURL != "" {
 		g.Go(func() error { v.followCatalog(ctx); return nil })

@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	usagev1 "github.com/kinference/kinference/proto/gen/kinference/usage/v1"
+	"github.com/kinference/kinference/services/accounting/internal/gputime"
 	"github.com/kinference/kinference/services/accounting/internal/ledger"
 	"github.com/kinference/kinference/services/accounting/internal/objective"
 )
@@ -23,7 +24,11 @@ type metrics struct {
 	failures     metric.Int64Counter
 	objectives   metric.Int64Counter
 	cost         metric.Float64Counter
-	tenants      map[string]bool // with series of their own; guarded by server.counting
+	gpu, workers metric.Float64Counter
+
+	named   sync.Mutex
+	tenants map[string]bool // with series of their own
+
 	registration metric.Registration
 	filled       atomic.Uint64 // of the stream, as math.Float64bits; 0: unknown
 
@@ -52,6 +57,12 @@ func (m *metrics) init(meter metric.Meter, v *server) error {
 	m.tenants = map[string]bool{}
 	m.cost, err = meter.Float64Counter("kinference.tenant.cost", metric.WithUnit("1"),
 		metric.WithDescription("Cost of new requests in the ledger by tenant, currency and part: input, cached_input, output, gpu. For charts; sums of money come from the ledger."))
+	faults = append(faults, err)
+	m.gpu, err = meter.Float64Counter("kinference.tenant.gpu.time", metric.WithUnit("s"),
+		metric.WithDescription("Time of workers that tenants' requests caused, by tenant, worker set and phase: prefill or decode; some minutes late."))
+	faults = append(faults, err)
+	m.workers, err = meter.Float64Counter("kinference.worker.time", metric.WithUnit("s"),
+		metric.WithDescription("Time of workers by worker set and state: used (by tenants), other (busy with what no request explains), idle; some minutes late."))
 	faults = append(faults, err)
 	size, err := meter.Int64ObservableGauge("kinference.accounting.ledger.size", metric.WithUnit("By"), metric.WithDescription("Bytes of the ledger's database."))
 	faults = append(faults, err)
@@ -111,23 +122,47 @@ func (m *metrics) took(ctx context.Context, a ledger.Added, invalid, old int) {
 	}
 }
 
-// maxCostTenants bounds the tenants with series of their own.
-const maxCostTenants = 200
+// maxTenants bounds the tenants with series of their own.
+const maxTenants = 200
 
-// spent counts what an event cost; the caller holds counting.
+// tenant is the label of a tenant.
+func (m *metrics) tenant(name string) string {
+	m.named.Lock()
+	defer m.named.Unlock()
+	if name == openTenant {
+		name = "_open"
+	}
+	if !m.tenants[name] {
+		if len(m.tenants) >= maxTenants {
+			return "_other"
+		}
+		m.tenants[name] = true
+	}
+	return name
+}
+
+// divided counts an interval of a worker.
+func (m *metrics) divided(ctx context.Context, set string, sp gputime.Split, tenants []string) {
+	of := attribute.String("worker_set", set)
+	used := 0.0
+	for _, sh := range sp.Shares {
+		used += sh.Prefill + sh.Decode
+		tenant := attribute.String("tenant", m.tenant(tenants[sh.Request]))
+		m.gpu.Add(ctx, sh.Prefill, metric.WithAttributes(of, tenant, attribute.String("phase", "prefill")))
+		m.gpu.Add(ctx, sh.Decode, metric.WithAttributes(of, tenant, attribute.String("phase", "decode")))
+	}
+	for state, v := range map[string]float64{"used": used, "other": sp.Other, "idle": sp.Idle} {
+		m.workers.Add(ctx, v, metric.WithAttributes(of, attribute.String("state", state)))
+	}
+}
+
+// spent counts what an event cost.
 func (m *metrics) spent(ctx context.Context, u *usagev1.Usage) {
 	c := u.GetCost()
 	if c.GetCurrency() == "" {
 		return
 	}
-	tenant := tenantName(u)
-	if !m.tenants[tenant] {
-		if len(m.tenants) >= maxCostTenants {
-			tenant = "_other"
-		} else {
-			m.tenants[tenant] = true
-		}
-	}
+	tenant := m.tenant(tenantName(u))
 	for part, text := range map[string]string{"input": c.GetInput(), "cached_input": c.GetCachedInput(), "output": c.GetOutput(), "gpu": c.GetGpu()} {
 		if v, err := strconv.ParseFloat(text, 64); err == nil && v > 0 {
 			m.cost.Add(ctx, v, metric.WithAttributes(attribute.String("tenant", tenant), attribute.String("currency", c.GetCurrency()), attribute.String("part", part)))

@@ -146,10 +146,11 @@ func dashboardQueries(t *testing.T, dir string) (out []query) {
 // metricName finds our names in an expression.
 var metricName = regexp.MustCompile(`\b(?:kinference[_:]|gen_ai_server_|gen_ai_client_)[a-z0-9_:]*`)
 
-// seldom are metrics that there are only once something has happened, or costs money.
+// seldom are metrics that there are only once something has happened, costs money or
+// some minutes have passed.
 var seldom = []string{
 	"kinference_tenant_cost_total", "kinference_ingress_failovers_total", "kinference_router_moved_total", "kinference_router_tracker_unavailable_total",
-	"kinference_accounting_stream_filled_ratio",
+	"kinference_accounting_stream_filled_ratio", "kinference_tenant_gpu_time_seconds_total", "kinference_worker_time_seconds_total",
 }
 
 // What of a file of rules is looked at.

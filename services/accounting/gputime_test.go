@@ -1,0 +1,86 @@
+package accounting_test
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kinference/kinference/internal/bus"
+	"github.com/kinference/kinference/internal/testenv"
+	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
+	"github.com/kinference/kinference/services/accounting"
+)
+
+// The time of workers goes to those who used it: a tenant with a long prompt and one
+// with none, and nobody.
+func TestGPUTimeOfTenants(t *testing.T) {
+	nats := testenv.NATS(t)
+	e := start(t, accounting.Config{NATSURL: nats, GPUEvery: 600 * time.Millisecond})
+	c, err := bus.Connect(t.Context(), nats, "worker")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	report := func(running float64) {
+		r := &kvtrackerv1.WorkerReport{Worker: "u/0", WorkerSet: "ns/set", Ready: true, Load: &kvtrackerv1.Load{Running: running, KvUsage: running / 10}, SampledUnixNanos: time.Now().UnixNano(), TotalBlocks: 100, BlockSize: 16}
+		if err := c.PublishReport(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	value := func(series string) (v float64) {
+		page := httptest.NewRecorder()
+		e.shell.Admin().ServeHTTP(page, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+		for line := range strings.Lines(page.Body.String()) {
+			all := true
+			for _, part := range strings.Fields(series) {
+				all = all && strings.Contains(line, part)
+			}
+			if all {
+				var one float64
+				fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &one)
+				v += one
+			}
+		}
+		return v
+	}
+	deadline, tick := time.After(60*time.Second), time.NewTicker(200*time.Millisecond)
+	defer tick.Stop()
+	began, sent := time.Now(), false
+	for {
+		running := 0.0
+		if time.Since(began) < 4*time.Second {
+			running = 2
+		} else if !sent {
+			sent = true
+			var list []bus.UsageMessage
+			for i, prompt := range []uint32{6000, 10} {
+				u := event(i)
+				u.Id, u.Worker, u.WorkerSet, u.Received, u.Ended = fmt.Sprint("g", i), "u/0", "ns/set", timestamppb.New(began), timestamppb.New(began.Add(4*time.Second))
+				u.Ttft, u.Tokens.Input, u.Tokens.Output = proto.Float64(2), proto.Uint32(prompt), proto.Uint32(20)
+				list = append(list, bus.UsageMessage{ID: u.GetId(), Subject: bus.UsageSubject(u.GetTenants()[0]), Data: bus.EncodeUsage(nil, u)})
+			}
+			publish(t, nats, list...)
+		}
+		report(running)
+		long, small := value(`kinference_tenant_gpu_time_seconds_total{ tenant="ns/a"`), value(`kinference_tenant_gpu_time_seconds_total{ tenant="ns/b"`)
+		idle := value(`kinference_worker_time_seconds_total{ state="idle"`)
+		if long > 1 && small > 0 && long > 1.5*small && idle > 1 {
+			used := value(`kinference_worker_time_seconds_total{ state="used"`)
+			if d := used - long - small; d > 1e-6 || d < -1e-6 {
+				t.Errorf("used %v s, tenants %v and %v", used, long, small)
+			}
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("long prompt %v s, small one %v, idle %v, other %v", long, small, idle, value(`kinference_worker_time_seconds_total{ state="other"`))
+		}
+	}
+}
