@@ -55,6 +55,7 @@ func TestExplainOffline(t *testing.T) {
 	}{
 		{"clean", "clean", "fleet", conf, 0},
 		{"unclassified", "unclassified", "fleet", conf, 0},
+		{"partly", "partly", "fleet", conf, 0},
 		{"batch", "batch", "fleet", conf, 0},
 		{"batch-busy", "batch", "busy", conf, 2},
 		{"embeddings", "embeddings", "fleet", conf, 2},
