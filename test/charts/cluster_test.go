@@ -85,6 +85,13 @@ var everything = []string{
 
 // One cluster for all, because it takes seconds to start.
 func TestCluster(t *testing.T) {
+	// Building takes longest; testRun says if it failed.
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = built()
+	}()
+	t.Cleanup(func() { <-done })
 	c := newCluster(t)
 	t.Run("Install", c.testInstall)
 	t.Run("Rights", c.testRights)

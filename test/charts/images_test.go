@@ -3,6 +3,8 @@ package charts
 import (
 	"debug/buildinfo"
 	"debug/elf"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -102,49 +104,50 @@ func theContainer(t *testing.T, o object) container {
 
 var command = regexp.MustCompile(`(?m)^\s+(go build .*) -o /out/service `)
 
-var built struct {
-	sync.Once
-	dir string
-}
+// scratch is where built puts them.
+var scratch string
 
-// programsOf builds the programs as the Dockerfile does, once.
+// built are the programs, built once as the Dockerfile does.
+var built = sync.OnceValues(func() (string, error) {
+	raw, err := os.ReadFile(top + "/deploy/Dockerfile")
+	if err != nil {
+		return "", err
+	}
+	line := command.FindStringSubmatch(string(raw))
+	if line == nil || !strings.Contains(string(raw), "CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH") {
+		return "", errors.New("the Dockerfile has not the go build that this test looks for")
+	}
+	bin, err := os.MkdirTemp("", "kinference-images-")
+	if err != nil {
+		return "", err
+	}
+	scratch = bin
+	shell := line[1] + " -o " + bin
+	for _, name := range programs {
+		shell += " ./services/" + name + "/cmd/" + name
+	}
+	cmd := exec.Command("sh", "-c", shell)
+	cmd.Dir, cmd.Env = top, append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return bin, fmt.Errorf("%s: %w\n%s", shell, err, out)
+	}
+	return bin, nil
+})
+
+// programsOf is the folder with the programs.
 func programsOf(t *testing.T) string {
 	t.Helper()
-	built.Do(func() { built.dir = build(t) })
-	if built.dir == "" {
-		t.Fatal("the programs could not be built")
+	bin, err := built()
+	if err != nil {
+		t.Fatal(err)
 	}
-	return built.dir
+	return bin
 }
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if built.dir != "" {
-		_ = os.RemoveAll(built.dir) // a folder for scratch files
+	if scratch != "" {
+		_ = os.RemoveAll(scratch) // a folder for scratch files
 	}
 	os.Exit(code)
-}
-
-func build(t *testing.T) string {
-	t.Helper()
-	raw, err := os.ReadFile(top + "/deploy/Dockerfile")
-	if err != nil {
-		t.Fatal(err)
-	}
-	line := command.FindStringSubmatch(string(raw))
-	if line == nil || !strings.Contains(string(raw), "CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH") {
-		t.Fatal("the Dockerfile has not the go build that this test looks for")
-	}
-	bin, err := os.MkdirTemp("", "kinference-images-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range programs {
-		cmd := exec.CommandContext(t.Context(), "sh", "-c", line[1]+" -o "+filepath.Join(bin, name)+" ./services/"+name+"/cmd/"+name)
-		cmd.Dir, cmd.Env = top, append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v\n%s", line[1], err, out)
-		}
-	}
-	return bin
 }

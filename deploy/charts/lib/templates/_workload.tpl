@@ -7,6 +7,8 @@ kinference.workload: the Deployment or StatefulSet of a service. A dict with
   env, mounts, volumes, claims    YAML lists
   replicas  number; default is that of the values
   recreate  true: never two at a time
+  token     true: its Pods have a token of the Kubernetes API
+  foreign   true: not one of our programs: its own image, command and probe
 */}}
 {{- define "kinference.workload" -}}
 {{- $root := .root -}}
@@ -81,6 +83,9 @@ spec:
         - name: {{ $root.Chart.Name }}
           image: {{ .image | default (include "kinference.image" $root) }}
           imagePullPolicy: {{ $v.global.image.pullPolicy }}
+          {{- with .command }}
+          command: [ {{ . }} ]
+          {{- end }}
           args:
             {{- range .args }}
             - {{ . | quote }}
