@@ -272,6 +272,9 @@ func (t *blocks) remove(r ref) {
 // those before it.
 func bury(slots []uint32, i int, slot, mask, mark uint32) (emptied int) {
 	for slots[i]&mask != slot {
+		if slots[i] == 0 {
+			return 0 // it is not there
+		}
 		if i++; i == len(slots) {
 			i = 0
 		}

@@ -359,3 +359,59 @@ func TestTop(t *testing.T) {
 		t.Errorf("%d prefixes, want %d", len(got), len(want))
 	}
 }
+
+// TestStoreWhileSwept stores a long sequence again while what a cleared worker held of it is
+// swept out: some blocks have gone then, and others that follow them have not.
+func TestStoreWhileSwept(t *testing.T) {
+	const n = 20_000 // several steps of the sweep
+	x := kvindex.New()
+	var tokens []uint32
+	for i := range uint32(n) {
+		tokens = append(tokens, i)
+	}
+	own := hashes("", "", 1, tokens...)
+	e := stored(1, nil, 1, tokens...)
+	held := 0
+	check := func(what string) {
+		t.Helper()
+		for _, each := range []bool{false, true} {
+			match := x.Match
+			if each {
+				match = x.MatchEach
+			}
+			got := 0
+			for _, o := range match(nil, 1, own) {
+				if o.Worker == "b" {
+					got = o.GPUBlocks
+				}
+			}
+			if got != held {
+				t.Fatalf("%s: depth %d, want %d (each %v)", what, got, held, each)
+			}
+		}
+		if i := x.Info(); i.Holed != 0 {
+			t.Fatalf("%s: %d workers have holes", what, i.Holed)
+		}
+	}
+	for round := range 6 {
+		x.Apply("a", &vllm.Batch{Events: []vllm.Event{e}})
+		x.Clear("a")
+		for range round {
+			x.Configure("c", kvindex.Options{}) // sweeps a part
+		}
+		x.Apply("b", &vllm.Batch{Events: []vllm.Event{e}})
+		held = n
+		check("stored")
+		for held > 0 { // tail first
+			r := x.Apply("b", &vllm.Batch{Events: []vllm.Event{removed(e.Hashes[held-2000 : held]...)}})
+			if held -= 2000; r.Removed != 2000 {
+				t.Fatalf("%d blocks removed of 2000", r.Removed)
+			}
+			check("removed")
+		}
+		x.Sweep()
+		if i := x.Info(); i.Blocks != 0 {
+			t.Fatalf("round %d: %d blocks of nobody are left", round, i.Blocks)
+		}
+	}
+}

@@ -149,8 +149,15 @@ func (c cursor) passed(now *cursor) bool {
 // clean takes the dead columns out of a block.
 func (t *Table) clean(r ref) {
 	b := t.blocks.at(r)
-	if b.state == 0 {
-		return
+	if to := t.alive(b.state); to != b.state {
+		t.turn(r, b, to)
+	}
+}
+
+// alive is a state without the dead columns.
+func (t *Table) alive(state uint32) uint32 {
+	if state == 0 {
+		return 0
 	}
 	if t.swept == nil {
 		gone := set{}
@@ -159,17 +166,15 @@ func (t *Table) clean(r ref) {
 		}
 		t.swept, t.gone = make([]uint32, len(t.states.refs)), gone
 	}
-	if int(b.state) >= len(t.swept) {
+	if int(state) >= len(t.swept) {
 		t.swept = append(t.swept, make([]uint32, len(t.states.refs)-len(t.swept))...)
 	}
-	to := t.swept[b.state] - 1
+	to := t.swept[state] - 1
 	if to == unknown {
-		to = t.states.without(b.state, &t.gone)
-		t.swept[b.state] = to + 1
+		to = t.states.without(state, &t.gone)
+		t.swept[state] = to + 1
 	}
-	if to != b.state {
-		t.turn(r, b, to)
-	}
+	return to
 }
 
 // unknown is what t.swept says of a state that has not been seen.
@@ -207,6 +212,12 @@ func planeOf(m Medium) plane {
 // enter adds a column to those that hold a block in a medium, which it did not.
 func (t *Table) enter(r ref, col int, m Medium, before before) {
 	b := t.blocks.at(r)
+	if len(t.dead) > 0 {
+		// What only dead columns hold may follow a block that has been swept out already.
+		to := t.alive(b.state)
+		t.states.count(b.state, to)
+		atomic.StoreUint32(&b.state, to)
+	}
 	s := t.states.get(b.state)
 	if len(s.any.words) == 0 { // nobody holds it, so that it may not be known what it follows
 		parent := ref(0)
