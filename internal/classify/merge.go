@@ -53,7 +53,7 @@ func (c *Classifier) begin(name string, custom *Custom) *merger {
 	if q := profiles[name]; q != nil {
 		p = q
 	}
-	return &merger{c: c, profile: p, custom: custom, messages: -1, noted: custom.note()}
+	return &merger{c: c, profile: p, custom: custom, messages: -1}
 }
 
 func (m *merger) part(ctx context.Context, p Part) {
@@ -73,7 +73,7 @@ func (m *merger) start(ctx context.Context, p Part) {
 	m.text.Reset()
 	m.text.WriteString(p.Text)
 	m.parts++
-	if m.noted != nil {
+	if m.note(); m.noted != nil {
 		m.noted.start(m.last)
 	}
 	m.grown(ctx)

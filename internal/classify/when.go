@@ -49,17 +49,18 @@ type notedPart struct {
 	cut     bool
 }
 
-func (c *Custom) note() *noted {
-	if c == nil || len(c.whens) == 0 {
-		return nil
+// note begins to note, where there are expressions.
+func (m *merger) note() {
+	if m.noted != nil || m.custom == nil || len(m.custom.whens) == 0 {
+		return
 	}
 	n := &noted{}
-	for _, w := range c.whens {
+	m.noted = n
+	for _, w := range m.custom.whens {
 		n.reads.parts = n.reads.parts || w.ReadsPart
 		n.reads.text = n.reads.text || w.ReadsText
 		n.reads.languages = n.reads.languages || w.ReadsLanguages
 	}
-	return n
 }
 
 func (n *noted) start(p Part) {
@@ -136,6 +137,7 @@ func (p *notedPart) fact() expr.Part {
 // whens evaluates the expressions of custom tags, over all that is known by now,
 // and completes their tags, which begin at first.
 func (m *merger) whens(ctx context.Context, r *Result, first int) {
+	m.note() // a prompt may have no part
 	if m.noted == nil {
 		return
 	}
