@@ -52,7 +52,7 @@ var families = []string{"pii-", "secret-", "complexity-", "language-", "modality
 // codes that may be told. What else a peer says stays here.
 var codes = []string{
 	"media", "tokens", "oversize", "deadline", "panic", "undecodable", "opaque", "decode_depth", "decode_limit", "inflate_limit", "language", "part_limit",
-	"finding_limit", "unsure", "no_text", causeUnread, "rule_limit",
+	"finding_limit", "unsure", "no_text", causeUnread, "rule_limit", "rule_error", "not_looked_for",
 }
 
 // family is the part of a built-in tag's name that stands for its kin; empty for
