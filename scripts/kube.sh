@@ -2,9 +2,8 @@
 # Builds what the Kubernetes tests run, of the versions in tools/kube/go.mod and
 # once for each, into ~/.cache/kinference: kube-VERSION (kube-apiserver,
 # kube-controller-manager, kubectl), etcd-VERSION, kwok-VERSION and, of tools/helm,
-# helm-VERSION. The first
-# build takes a quarter of an hour of one core; it is meant to run beside
-# something else.
+# helm-VERSION. The first build takes a quarter of an hour of one core; it is meant
+# to run beside something else.
 set -euo pipefail
 cd "$(dirname "$0")/../tools/kube"
 export GOWORK=off CGO_ENABLED=0

@@ -142,6 +142,14 @@ func golden(t *testing.T, path, want string) {
 	}
 }
 
+// What scripts/kube.sh builds is what the tests look for.
+func TestHelmVersion(t *testing.T) {
+	module, err := os.ReadFile(top + "/tools/helm/go.mod")
+	if err != nil || !strings.Contains(string(module), "helm.sh/helm/v4 "+testenv.HelmVersion) {
+		t.Errorf("tools/helm/go.mod has not helm %s: %v", testenv.HelmVersion, err)
+	}
+}
+
 func TestRender(t *testing.T) {
 	h := newHelm(t)
 	for name, args := range variants {

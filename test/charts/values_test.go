@@ -139,8 +139,8 @@ func (s *section) all() (out []value) {
 	for _, name := range s.names {
 		if v, ok := s.values[name]; ok {
 			out = append(out, v)
-		} else {
-			out = append(out, s.below[name].all()...)
+		} else if below := s.below[name]; below != nil {
+			out = append(out, below.all()...)
 		}
 	}
 	return out
@@ -168,7 +168,7 @@ func TestValues(t *testing.T) {
 			if !strings.HasPrefix(v.path, "global.") {
 				continue
 			}
-			if first, ok := known[v.path]; ok && (first.doc != v.doc || first.typ != v.typ || text0(t, first.node) != text0(t, v.node)) {
+			if first, ok := known[v.path]; ok && (first.doc != v.doc || first.typ != v.typ || nodeText(t, first.node) != nodeText(t, v.node)) {
 				t.Errorf("%s: %s differs from that of another chart", chart, v.path)
 			}
 			known[v.path] = v
@@ -177,7 +177,7 @@ func TestValues(t *testing.T) {
 	t.Logf("%d values in %d charts", n, len(charts))
 }
 
-func text0(t *testing.T, n *yaml.Node) string {
+func nodeText(t *testing.T, n *yaml.Node) string {
 	t.Helper()
 	out, err := yaml.Marshal(n)
 	if err != nil {
