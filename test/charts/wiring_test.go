@@ -1,0 +1,124 @@
+package charts
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"go.yaml.in/yaml/v3"
+)
+
+// network is what of a NetworkPolicy and a Service counts here.
+type network struct {
+	Kind     string
+	Metadata struct{ Name string }
+	Spec     struct {
+		Selector    map[string]string
+		Egress      *[]any
+		PodSelector struct {
+			MatchLabels map[string]string `yaml:"matchLabels"`
+		} `yaml:"podSelector"`
+		Ports   []struct{ Port int }
+		Ingress []struct {
+			Ports []struct{ Port int }
+			From  []struct {
+				PodSelector struct {
+					MatchLabels map[string]string `yaml:"matchLabels"`
+				} `yaml:"podSelector"`
+			}
+		}
+	}
+}
+
+const nameLabel = "app.kubernetes.io/name"
+
+var (
+	urlFlag    = regexp.MustCompile(`http://(?:[a-z-]+-[0-9]+\.)?kinference-([a-z]+):([0-9]+)`)
+	listenFlag = regexp.MustCompile(`listen=:([0-9]+)$`)
+)
+
+// Services find each other: what one is told to call is a Service with that port,
+// whose Pods listen on it and let the caller in, and nobody but callers.
+func TestWiring(t *testing.T) {
+	h := newHelm(t)
+	for _, variant := range []string{"default", "ha"} {
+		render := h.render(t, variants[variant]...)
+		calls, listens := map[string]bool{}, map[string]bool{}
+		for from, w := range workloads(t, render) {
+			for _, arg := range theContainer(t, w).Args {
+				for _, m := range urlFlag.FindAllStringSubmatch(arg, -1) {
+					calls[from+" > "+m[1]+":"+m[2]] = true
+				}
+				if m := listenFlag.FindStringSubmatch(arg); m != nil {
+					listens[from+":"+m[1]] = true
+				}
+			}
+		}
+		if len(calls) < 6 {
+			t.Fatalf("%s: only %v; this test would show nothing", variant, calls)
+		}
+		serves, allowed := map[string]bool{}, map[string]bool{}
+		for _, n := range networks(t, render) {
+			switch n.Kind {
+			case "Service":
+				for _, p := range n.Spec.Ports {
+					serves[n.Spec.Selector[nameLabel]+":"+strconv.Itoa(p.Port)] = true
+				}
+			case "NetworkPolicy":
+				to := n.Spec.PodSelector.MatchLabels[nameLabel]
+				for _, rule := range n.Spec.Ingress {
+					if len(rule.Ports) == 0 {
+						t.Errorf("%s: %s lets in to all ports", variant, to)
+					}
+					for _, p := range rule.Ports {
+						if len(rule.From) == 0 && to != "ingress" {
+							t.Errorf("%s: %s lets everybody in to %d", variant, to, p.Port)
+						}
+						for _, from := range rule.From {
+							if name := from.PodSelector.MatchLabels[nameLabel]; name != "" {
+								allowed[fmt.Sprintf("%s > %s:%d", name, to, p.Port)] = true
+							}
+						}
+					}
+				}
+				if to == "classifier" && (n.Spec.Egress == nil || len(*n.Spec.Egress) > 0) {
+					t.Errorf("%s: something may leave the classifier", variant)
+				}
+			}
+		}
+		if diff := cmp.Diff(slices.Sorted(maps.Keys(calls)), slices.Sorted(maps.Keys(allowed))); diff != "" {
+			t.Errorf("%s: who is called and who is let in (-called +let in):\n%s", variant, diff)
+		}
+		for call := range calls {
+			_, to, _ := strings.Cut(call, " > ")
+			if !serves[to] || !listens[to] {
+				t.Errorf("%s: %s, but the Service has the port: %v, its Pods listen: %v", variant, call, serves[to], listens[to])
+			}
+		}
+	}
+}
+
+func networks(t *testing.T, render string) (out []network) {
+	t.Helper()
+	d := yaml.NewDecoder(strings.NewReader(render))
+	for {
+		var n network
+		switch err := d.Decode(&n); {
+		case err == io.EOF:
+			return out
+		case err != nil:
+			// Others have fields of the same name and another type.
+			if n.Kind == "NetworkPolicy" || n.Kind == "Service" {
+				t.Fatal(err)
+			}
+		default:
+			out = append(out, n)
+		}
+	}
+}
