@@ -297,6 +297,10 @@ func churn(x *kvindex.Table, c corpus, add func(string, float64, string)) {
 // beside measures look-ups while another goroutine does nothing but ingest.
 func beside(x *kvindex.Table, c corpus, add func(string, float64, string)) {
 	workers, batches, events := turns(c, 2000)
+	var hashes [][]kvhash.Hash
+	for i := range 64 {
+		hashes = append(hashes, kvhash.Append(nil, kvhash.Root("", ""), c.prompt(i*5%c.conversations, 8000), blockSize))
+	}
 	var stop atomic.Bool
 	var wg sync.WaitGroup
 	applied, start := 0, time.Now()
@@ -308,13 +312,9 @@ func beside(x *kvindex.Table, c corpus, add func(string, float64, string)) {
 			applied += events
 		}
 	})
-	var hashes [][]kvhash.Hash
-	for i := range 64 {
-		hashes = append(hashes, kvhash.Append(nil, kvhash.Root("", ""), c.prompt(i*5%c.conversations, 8000), blockSize))
-	}
 	var dst []kvindex.Overlap
 	var took []float64
-	for i := 0; time.Since(start) < time.Second; i++ {
+	for i := 0; len(took) < 100 || time.Since(start) < time.Second; i++ {
 		begin := time.Now()
 		dst = x.Match(dst[:0], blockSize, hashes[i%len(hashes)])
 		took = append(took, float64(time.Since(begin).Nanoseconds()))
