@@ -415,3 +415,36 @@ func TestStoreWhileSwept(t *testing.T) {
 		}
 	}
 }
+
+// TestColumnIsGivenOn clears one worker after another, so that the column of the first is given
+// to a new one while that of the second is still swept out.
+func TestColumnIsGivenOn(t *testing.T) {
+	const n = 20_000
+	var tokens []uint32
+	for i := range uint32(n) {
+		tokens = append(tokens, i)
+	}
+	own := hashes("", "", 1, tokens...)
+	e := stored(1, nil, 1, tokens...)
+	for steps := range 16 {
+		x := kvindex.New()
+		some := func(n int) {
+			for range n {
+				x.Configure("other", kvindex.Options{}) // sweeps a part
+			}
+		}
+		for _, w := range []string{"a", "b"} {
+			x.Apply(w, &vllm.Batch{Events: []vllm.Event{e}})
+		}
+		x.Clear("a")
+		some(3)
+		x.Clear("b")
+		some(steps)
+		x.Apply("c", &vllm.Batch{Events: []vllm.Event{e}})
+		some(16)
+		got := x.Match(nil, 1, own)
+		if diff := gocmp.Diff(got, []kvindex.Overlap{{Worker: "c", GPUBlocks: n, CPUBlocks: n}}); diff != "" || x.Info().Holed != 0 {
+			t.Errorf("after %d steps, %d workers with holes (-got +want):\n%s", steps, x.Info().Holed, diff)
+		}
+	}
+}

@@ -128,7 +128,7 @@ func (t *Table) sweep(blocks int) {
 		}
 		for len(t.dead) > 0 && t.dead[0].since.passed(c) {
 			t.free = append(t.free, t.dead[0].column)
-			t.dead = t.dead[1:]
+			t.dead, t.swept = t.dead[1:], nil // who is given the column is not dead
 		}
 	}
 }
