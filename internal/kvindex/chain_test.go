@@ -217,6 +217,7 @@ func TestMatchEach(t *testing.T) {
 // TestDepthsOfLongChains compares the depths of prompts of hundreds of blocks with the
 // model, on streams that evict as engines do and on such that leave holes.
 func TestDepthsOfLongChains(t *testing.T) {
+	defer kvindex.SweepBy(3)()
 	for _, holes := range []bool{false, true} {
 		t.Run(fmt.Sprintf("holes=%v", holes), func(t *testing.T) {
 			t.Parallel()

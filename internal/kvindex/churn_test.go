@@ -14,6 +14,7 @@ import (
 // caches, with adapters, and looks at the memory in between: it must not grow.
 // KINFERENCE_CHURN=10m runs it that long.
 func TestMemoryIsFlat(t *testing.T) {
+	defer kvindex.SweepBy(3)()
 	length := 2 * time.Second
 	if s := os.Getenv("KINFERENCE_CHURN"); s != "" {
 		d, err := time.ParseDuration(s)

@@ -11,3 +11,10 @@ func Held(t *Table) int {
 	}
 	return n
 }
+
+// SweepBy makes the sweep as slow as that many blocks at a time, so that tests see what lies
+// between its steps, until the result is called.
+func SweepBy(blocks int) (end func()) {
+	sweepStep = blocks
+	return func() { sweepStep = 4096 }
+}

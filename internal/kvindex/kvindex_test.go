@@ -258,6 +258,7 @@ func TestNames(t *testing.T) {
 
 // TestConcurrency is for the race detector: all methods at once.
 func TestConcurrency(t *testing.T) {
+	defer kvindex.SweepBy(3)()
 	x := kvindex.New()
 	var wg sync.WaitGroup
 	for n, w := range workers {

@@ -186,6 +186,7 @@ func check(t *testing.T, c chooser, got kvindex.Index, want *ref.Index) {
 // TestTableEqualsReference compares all the time, on streams with LoRA,
 // salts, images, duplicates, evictions, clears, media, groups and nonsense.
 func TestTableEqualsReference(t *testing.T) {
+	defer kvindex.SweepBy(3)()
 	for seed := range uint64(8) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()

@@ -320,8 +320,8 @@ func (t *Table) begin() (end func()) {
 	return t.mu.Unlock
 }
 
-// sweepStep is how many blocks are swept at a time: some ten microseconds.
-const sweepStep = 4096
+// sweepStep is how many blocks are swept at a time: some ten microseconds. Tests change it.
+var sweepStep = 4096
 
 // worker returns the worker, and makes it if add is set; nil if there is none or no
 // room for another.
