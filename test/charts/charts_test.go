@@ -151,6 +151,9 @@ func TestHelmVersion(t *testing.T) {
 }
 
 func TestRender(t *testing.T) {
+	if *update {
+		TestValues(t) // the schemas decide what renders
+	}
 	h := newHelm(t)
 	for name, args := range variants {
 		golden(t, "testdata/"+name+".yaml", h.render(t, args...))
@@ -200,6 +203,7 @@ func TestRefused(t *testing.T) {
 		{"limiter.autoscaling.enabled=true", "limiter.redis.addrs is needed"},
 		{"accounting.replicas=2", "accounting.ledger.postgres.secret is needed"},
 		{"global.nats.url=", "global.nats.url or global.nats.urlSecret.name is needed"},
+		{"router.keys.namespaces={tenants}", "router.keys.namespaces is of no use without router.namespaces"},
 		{"router.webhook.enabled=true", "webhook.certSecret is needed"},
 	} {
 		out, err := h.run(t, "template", "kinference", ".", "--set", tc.set)

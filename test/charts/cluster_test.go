@@ -220,7 +220,7 @@ func (r rules) without(others rules) rules {
 func (c *cluster) testRights(t *testing.T) {
 	nobody := c.rights(t, "nobody", namespace)
 	cluster, keys, tokens, own := tested(t)
-	everywhere := union(cluster, keys, tokens)
+	everywhere := union(cluster, tokens)
 	check := func(account, in string, want rules) {
 		t.Helper()
 		if diff := cmp.Diff(want, c.rights(t, account, in).without(nobody)); diff != "" {
@@ -239,13 +239,15 @@ func (c *cluster) testRights(t *testing.T) {
 	}
 	c.matrix(t)
 
+	c.install(t, "--set", "router.keys.allNamespaces=true")
+	check("kinference-router", "kube-system", union(everywhere, keys))
 	// Following some namespaces only.
 	c.install(t, "--set", "router.namespaces={kinference,tenants},router.keys.namespaces={tenants}")
-	check("kinference-router", namespace, union(cluster, tokens, own))
-	check("kinference-router", "tenants", everywhere)
+	check("kinference-router", namespace, union(everywhere, own))
+	check("kinference-router", "tenants", union(everywhere, keys))
 	check("kinference-router", "kube-system", tokens)
-	c.install(t, "--set", "router.keys.enabled=false,router.namespaces=null")
-	check("kinference-router", "tenants", union(cluster, tokens))
+	c.install(t, "--set", "router.keys.enabled=false,router.namespaces={tenants}")
+	check("kinference-router", "tenants", everywhere)
 	c.uninstall(t)
 	check("kinference-router", namespace, rules{})
 }
@@ -281,7 +283,8 @@ func (c *cluster) matrix(t *testing.T) {
 		{verb: "create", resource: "pods", in: "tenants"},
 		{verb: "create", resource: "pods", sub: "exec", in: namespace},
 		{verb: "get", resource: "pods", sub: "log", in: namespace},
-		{verb: "create", resource: "secrets", in: "tenants", router: true},
+		{verb: "list", resource: "secrets", in: "tenants"},
+		{verb: "create", resource: "secrets", in: "tenants"},
 		{verb: "delete", resource: "secrets", in: "tenants"},
 		{verb: "create", group: "coordination.k8s.io", resource: "leases", in: namespace, router: true},
 		{verb: "create", group: "coordination.k8s.io", resource: "leases", in: "tenants"},
