@@ -31,7 +31,10 @@ func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	c := &cluster{helm: newHelm(t), KubeAPI: testenv.Kube(t)}
 	c.env = append(c.env, "KUBECONFIG="+c.Kubeconfig)
-	c.must(t, "", "apply", "--server-side", "-f", filepath.Join(folder, "kinference-crds", "templates"), "-f", "testdata/podmonitors.yaml")
+	if out, err := c.run(t, "upgrade", "--install", "kinference-crds", filepath.Join("..", "kinference-crds")); err != nil {
+		t.Fatalf("install the definitions: %v\n%s", err, out)
+	}
+	c.must(t, "", "apply", "--server-side", "-f", "testdata/podmonitors.yaml")
 	c.must(t, `
 apiVersion: v1
 kind: Namespace
