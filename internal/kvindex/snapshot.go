@@ -89,33 +89,33 @@ func (t *Table) packStates(w *packer) []uint32 {
 	return numbers
 }
 
-func (x *worker) pack(w *packer) {
-	w.text(x.name)
-	w.uint(uint64(x.options.Removals))
-	w.uint(uint64(x.options.GPUBlocks))
-	w.uint(uint64(len(x.groups)))
-	for n, g := range x.groups {
-		w.uint(uint64(n))
+func (w *worker) pack(p *packer) {
+	p.text(w.name)
+	p.uint(uint64(w.options.Removals))
+	p.uint(uint64(w.options.GPUBlocks))
+	p.uint(uint64(len(w.groups)))
+	for n, g := range w.groups {
+		p.uint(uint64(n))
 		if !g.main {
-			w.uint(0)
+			p.uint(0)
 			continue
 		}
-		w.uint(1)
-		w.uint(uint64(g.blockSize))
-		w.uint(uint64(g.column + 1))
+		p.uint(1)
+		p.uint(uint64(g.blockSize))
+		p.uint(uint64(g.column + 1))
 		for m := range g.media {
 			md := &g.media[m]
-			w.uint(uint64(md.hashes))
-			w.uint(uint64(md.blocks))
-			w.uint(uint64(len(md.odd)))
+			p.uint(uint64(md.hashes))
+			p.uint(uint64(md.blocks))
+			p.uint(uint64(len(md.odd)))
 			for engine, o := range md.odd {
-				w.b = w.u64(engine)
-				w.b = w.u64(uint64(o.own))
-				w.uint(uint64(o.copies)<<1 | boolean(md.names[o.own].plain))
+				p.b = p.u64(engine)
+				p.b = p.u64(uint64(o.own))
+				p.uint(uint64(o.copies)<<1 | boolean(md.names[o.own].plain))
 			}
 		}
 	}
-	w.text(string(vllm.AppendBatch(nil, &vllm.Batch{Events: x.orphans, Rank: -1}, vllm.V0_32)))
+	p.text(string(vllm.AppendBatch(nil, &vllm.Batch{Events: w.orphans, Rank: -1}, vllm.V0_32)))
 }
 
 func boolean(b bool) uint64 {

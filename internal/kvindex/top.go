@@ -24,7 +24,7 @@ type Prefix struct {
 func (t *Table) Top(n int) []Prefix {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.sweep(1 << 40) // what only dead columns hold may follow anything
+	t.sweep(1 << 40)                    // what only dead columns hold may follow anything
 	var base [1<<segmentBits + 1]uint32 // number of a segment's first block among all
 	for i := range t.blocks.segments {
 		base[i+1] = base[i] + t.blocks.segments[i].last + 1
