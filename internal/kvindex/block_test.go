@@ -16,7 +16,7 @@ func TestBlocksCollide(t *testing.T) {
 	}
 	var b blocks
 	want := map[kvhash.Hash]ref{}
-	for i := range 200_000 {
+	for i := range 30_000 {
 		h := narrow()
 		got := b.find(h)
 		if got != want[h] {
@@ -99,7 +99,7 @@ func TestStatesAreRecycled(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 5))
 	state := uint32(0)
 	want := map[int]bool{}
-	for i := range 200_000 {
+	for i := range 100_000 {
 		s.collect()
 		col := r.IntN(300)
 		enter, leave := inGPU.bit(), uint8(0)

@@ -224,7 +224,7 @@ func TestDepthsOfLongChains(t *testing.T) {
 			g := newTree(uint64(len(t.Name())), 6000, 70)
 			x := kvindex.New()
 			events := 0
-			for range 2500 {
+			for range 1200 {
 				events += g.step(t, x, holes)
 				g.compare(t, x)
 			}
@@ -262,7 +262,7 @@ func TestDepthsBesideWriters(t *testing.T) {
 		r := rand.New(rand.NewPCG(uint64(w), 9))
 		own := &tree{r: r, nodes: g.nodes, names: g.names, held: g.held} // a random source of its own
 		writers.Go(func() {
-			for range 400 {
+			for range 100 {
 				x.Apply(name, &vllm.Batch{Events: own.store(w, path[least+r.IntN(len(path)-least)])})
 				x.Apply(name, &vllm.Batch{Events: own.store(w, r.IntN(len(g.nodes)))})
 				e := vllm.NewEvent(vllm.BlockRemoved)

@@ -60,7 +60,7 @@ func TestBrokenSnapshot(t *testing.T) {
 	}
 	r := rand.New(rand.NewPCG(2, 2))
 	refused := 0
-	for range 3000 {
+	for range 1000 {
 		b := append([]byte{}, good[:len(good)-8]...)
 		for range 1 + r.IntN(3) {
 			b[8+r.IntN(len(b)-8)] = byte(r.Uint32())
@@ -72,8 +72,8 @@ func TestBrokenSnapshot(t *testing.T) {
 			refused++
 		}
 	}
-	if refused < 300 {
-		t.Errorf("%d of 3,000 were refused: too few to believe that anything is checked", refused)
+	if refused < 100 {
+		t.Errorf("%d of 1,000 were refused: too few to believe that anything is checked", refused)
 	}
 }
 

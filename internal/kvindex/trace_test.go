@@ -19,7 +19,7 @@ import (
 // the whole trace.
 func TestMooncake(t *testing.T) {
 	const workers, size = 16, 16
-	limit := 250
+	limit := 100
 	if s := os.Getenv("KINFERENCE_TRACE_REQUESTS"); s != "" {
 		n, err := strconv.Atoi(s)
 		if err != nil {
