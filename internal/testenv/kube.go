@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
+	mathrand "math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -194,14 +195,19 @@ func (p *process) stop() {
 	<-p.done
 }
 
+// freePort returns a port for a program that cannot be given an open one. It is below
+// those that systems give to connections, one of which could take it meanwhile.
 func freePort(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatalf("open port: %v", err)
+	for range 100 {
+		port := strconv.Itoa(20_000 + mathrand.N(12_000))
+		if l, err := net.Listen("tcp", "127.0.0.1:"+port); err == nil {
+			l.Close()
+			return port
+		}
 	}
-	defer l.Close()
-	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+	t.Fatal("no free port between 20000 and 32000")
+	return ""
 }
 
 func tail(path string) []byte {

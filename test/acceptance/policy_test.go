@@ -310,7 +310,8 @@ func TestBatchOnlyToIdleWorkers(t *testing.T) {
 		case <-tick.C:
 		}
 	}
-	if usage := mean(e.explain(a), "test.sim.w0/0").GetKvUsage(); usage <= 0.7 || a.header.Get("Retry-After") == "" {
+	// Once above 0.7 it holds until the mean is down to four fifths of that.
+	if usage := mean(e.explain(a), "test.sim.w0/0").GetKvUsage(); usage <= 0.7*0.8 || a.header.Get("Retry-After") == "" {
 		t.Errorf("refused at a mean of %v, Retry-After %q", usage, a.header.Get("Retry-After"))
 	}
 	if a := e.chat(req{text: "I am in a hurry", max: 1}); a.status != http.StatusOK {
