@@ -281,7 +281,8 @@ metadata: { name: %[1]s, namespace: test }
 spec: { limits: [ { name: day, tokens: { total: 100000000 }, calendar: { period: Day }, onUnavailable: %[2]s } ] }
 `, mode, strings.ToUpper(mode[:1])+mode[1:])
 	}
-	c := startCluster(t, clusterBinaries(t), 1, 100, files.String(), "--limit-no-leases", "--limit-ttl", "10m") // nothing is put right by its expiry
+	c := startCluster(t, clusterBinaries(t), 1, 100, files.String(), "--limit-no-leases", "--limit-ttl", "10m", // nothing is put right by its expiry
+		"--limit-spill", filepath.Join(t.TempDir(), "settlements")) // a long pause leaves more to settle than the queue holds
 	body := completion(10, 10, "")
 	var mu sync.Mutex
 	tokens := map[string]int64{}
