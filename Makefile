@@ -5,7 +5,7 @@ MODULES := proto api internal services/accounting services/classifier services/i
 SERVICES := ingress router kvtracker limiter classifier accounting
 TOOLS := bin/.tools
 
-.PHONY: help build demo dev test test-go interop interop-vllm bench bench-quick bench-vllm eval-classifier fuzz generate lint check tidy clean
+.PHONY: help build demo dev newcomer test test-go interop interop-vllm bench bench-quick bench-vllm eval-classifier fuzz generate lint check tidy clean
 
 help: ## List the targets.
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ demo: ## Run the demo: three simulated workers, before and after; writes out/dem
 
 dev: build ## Serve in front of a simulated fleet, until interrupted.
 	scripts/dev.sh
+
+newcomer: ## Time the way to a first token and a first refusal, on a fresh clone (COLD=1: empty build cache).
+	scripts/newcomer.sh
 
 test: ## Install what the tests need, then run all of them (what CI runs).
 	scripts/test.sh

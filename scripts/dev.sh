@@ -1,23 +1,42 @@
 #!/usr/bin/env bash
-# A simulated fleet with the control plane in front of it, until interrupted.
-# Arguments go to `kinference serve`.
+# A simulated fleet with the control plane in front of it, until interrupted: sends a
+# first request itself, and says what to try next. Arguments go to `kinference serve`.
+# CONF is the folder of resources (out/dev); LISTEN the address of the endpoint.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-conf=$(mktemp -d)
+conf=${CONF:-out/dev}
+listen=${LISTEN:-127.0.0.1:8080}
+rm -rf "$conf"
+mkdir -p "$conf"
+pids=()
+trap 'kill "${pids[@]}" 2>/dev/null || true; wait' EXIT
 bin/fleetsim --workers 3 --print-config > "$conf/fleet.tmp" &
-fleet=$!
-trap 'kill "$fleet" 2>/dev/null || true; wait; rm -rf "$conf"' EXIT
+pids+=($!)
 until grep -qs InferencePool "$conf/fleet.tmp"; do
-  kill -0 "$fleet" # it ended: so does this
+  kill -0 "${pids[0]}" # it ended: so does this
   sleep 0.1
 done
 mv "$conf/fleet.tmp" "$conf/fleet.yaml"
-cat <<'END'
-Three simulated workers (no GPU) and Kinference in front of them; Ctrl-C ends both. From another terminal:
-
-  curl -i http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \
+bin/kinference serve --config "$conf" --listen "$listen" --log-level warn "$@" &
+pids+=($!)
+ask() {
+  curl -sSN -m 30 "http://$listen/v1/chat/completions" -H 'content-type: application/json' \
     -d '{"model": "Qwen/Qwen3.6-27B", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20, "stream": true}'
-  bin/kinfctl explain REQUEST_ID    # of the answer's x-request-id, after the export line that follows
+}
+until curl -fsS -o /dev/null -m 1 "http://$listen/v1/models" 2>/dev/null; do
+  kill -0 "${pids[1]}"
+  sleep 0.1
+done
+printf '\nThree simulated workers (no GPU) and Kinference in front of them. A first request:\n\n'
+ask | sed -n '1,6p'
+cat <<END
+
+It serves until Ctrl-C, from the resources in $conf. From another terminal:
+
+  curl -i http://$listen/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{"model": "Qwen/Qwen3.6-27B", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20, "stream": true}'
+  bin/kinfctl explain REQUEST_ID                        # of its x-request-id, after the export line above
+  cp deploy/examples/policies/first.yaml $conf/      # a first policy: prompts of up to 512 tokens
 
 END
-bin/kinference serve --config "$conf" --log-level warn "$@"
+wait "${pids[1]}"
