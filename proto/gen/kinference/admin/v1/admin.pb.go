@@ -1409,10 +1409,16 @@ type StatusResponse struct {
 	Workers   []*WorkerStatus   `protobuf:"bytes,3,rep,name=workers,proto3" json:"workers,omitempty"`
 	Profiles  []*ProfileStatus  `protobuf:"bytes,4,rep,name=profiles,proto3" json:"profiles,omitempty"`
 	Providers []*ProviderStatus `protobuf:"bytes,5,rep,name=providers,proto3" json:"providers,omitempty"`
-	// Requests that wait for an endpoint by a rule's onEmpty.
+	// Requests that wait in the router.
 	Queued uint32 `protobuf:"varint,6,opt,name=queued,proto3" json:"queued,omitempty"`
 	// There is no GatewayBackend: whoever reaches the gateway is served.
-	Open          bool `protobuf:"varint,7,opt,name=open,proto3" json:"open,omitempty"`
+	Open bool `protobuf:"varint,7,opt,name=open,proto3" json:"open,omitempty"`
+	// Those by class of service; classes in which none waits are not here.
+	Queue []*QueueClass `protobuf:"bytes,8,rep,name=queue,proto3" json:"queue,omitempty"`
+	// The first of them in the order in which they are looked at, at most 64.
+	Waiting []*QueuedRequest `protobuf:"bytes,9,rep,name=waiting,proto3" json:"waiting,omitempty"`
+	// Other routers that were heard of lately.
+	Peers         []*PeerStatus `protobuf:"bytes,10,rep,name=peers,proto3" json:"peers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1496,6 +1502,250 @@ func (x *StatusResponse) GetOpen() bool {
 	return false
 }
 
+func (x *StatusResponse) GetQueue() []*QueueClass {
+	if x != nil {
+		return x.Queue
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetWaiting() []*QueuedRequest {
+	if x != nil {
+		return x.Waiting
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetPeers() []*PeerStatus {
+	if x != nil {
+		return x.Peers
+	}
+	return nil
+}
+
+// QueueClass sums up those that wait of one class of service.
+type QueueClass struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Class: interactive, batch or deferrable.
+	Qos     string `protobuf:"bytes,1,opt,name=qos,proto3" json:"qos,omitempty"`
+	Waiting uint32 `protobuf:"varint,2,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// Since when the first of them waits.
+	Oldest        *durationpb.Duration `protobuf:"bytes,3,opt,name=oldest,proto3" json:"oldest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *QueueClass) Reset() {
+	*x = QueueClass{}
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *QueueClass) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*QueueClass) ProtoMessage() {}
+
+func (x *QueueClass) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use QueueClass.ProtoReflect.Descriptor instead.
+func (*QueueClass) Descriptor() ([]byte, []int) {
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *QueueClass) GetQos() string {
+	if x != nil {
+		return x.Qos
+	}
+	return ""
+}
+
+func (x *QueueClass) GetWaiting() uint32 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
+func (x *QueueClass) GetOldest() *durationpb.Duration {
+	if x != nil {
+		return x.Oldest
+	}
+	return nil
+}
+
+// QueuedRequest is one that waits.
+type QueuedRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	RequestId string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Model     string                 `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
+	Tenant    string                 `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Qos       string                 `protobuf:"bytes,4,opt,name=qos,proto3" json:"qos,omitempty"`
+	Waited    *durationpb.Duration   `protobuf:"bytes,5,opt,name=waited,proto3" json:"waited,omitempty"`
+	// The worker that it waits for now, and how long it is thought to wait for it
+	// from now on.
+	Worker        string               `protobuf:"bytes,6,opt,name=worker,proto3" json:"worker,omitempty"`
+	PredictedWait *durationpb.Duration `protobuf:"bytes,7,opt,name=predicted_wait,json=predictedWait,proto3" json:"predicted_wait,omitempty"`
+	// Why it waits: hold (prefills before it), pages (room for its KV blocks), protect
+	// (others need what it would evict), reserve (one that waits long is first),
+	// policy (its rule lets it wait).
+	Why           string `protobuf:"bytes,8,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *QueuedRequest) Reset() {
+	*x = QueuedRequest{}
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *QueuedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*QueuedRequest) ProtoMessage() {}
+
+func (x *QueuedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use QueuedRequest.ProtoReflect.Descriptor instead.
+func (*QueuedRequest) Descriptor() ([]byte, []int) {
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *QueuedRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *QueuedRequest) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *QueuedRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *QueuedRequest) GetQos() string {
+	if x != nil {
+		return x.Qos
+	}
+	return ""
+}
+
+func (x *QueuedRequest) GetWaited() *durationpb.Duration {
+	if x != nil {
+		return x.Waited
+	}
+	return nil
+}
+
+func (x *QueuedRequest) GetWorker() string {
+	if x != nil {
+		return x.Worker
+	}
+	return ""
+}
+
+func (x *QueuedRequest) GetPredictedWait() *durationpb.Duration {
+	if x != nil {
+		return x.PredictedWait
+	}
+	return nil
+}
+
+func (x *QueuedRequest) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+// PeerStatus is another router.
+type PeerStatus struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Router string                 `protobuf:"bytes,1,opt,name=router,proto3" json:"router,omitempty"`
+	// Since it was heard of.
+	Age           *durationpb.Duration `protobuf:"bytes,2,opt,name=age,proto3" json:"age,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeerStatus) Reset() {
+	*x = PeerStatus{}
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerStatus) ProtoMessage() {}
+
+func (x *PeerStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerStatus.ProtoReflect.Descriptor instead.
+func (*PeerStatus) Descriptor() ([]byte, []int) {
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *PeerStatus) GetRouter() string {
+	if x != nil {
+		return x.Router
+	}
+	return ""
+}
+
+func (x *PeerStatus) GetAge() *durationpb.Duration {
+	if x != nil {
+		return x.Age
+	}
+	return nil
+}
+
 // ListWorkersRequest selects workers.
 type ListWorkersRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1507,7 +1757,7 @@ type ListWorkersRequest struct {
 
 func (x *ListWorkersRequest) Reset() {
 	*x = ListWorkersRequest{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1519,7 +1769,7 @@ func (x *ListWorkersRequest) String() string {
 func (*ListWorkersRequest) ProtoMessage() {}
 
 func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1532,7 +1782,7 @@ func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkersRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListWorkersRequest) GetWorkerSet() string {
@@ -1553,7 +1803,7 @@ type ListWorkersResponse struct {
 
 func (x *ListWorkersResponse) Reset() {
 	*x = ListWorkersResponse{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1565,7 +1815,7 @@ func (x *ListWorkersResponse) String() string {
 func (*ListWorkersResponse) ProtoMessage() {}
 
 func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1578,7 +1828,7 @@ func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkersResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListWorkersResponse) GetWorkers() []*WorkerStatus {
@@ -1635,7 +1885,7 @@ type WorkerStatus struct {
 
 func (x *WorkerStatus) Reset() {
 	*x = WorkerStatus{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1647,7 +1897,7 @@ func (x *WorkerStatus) String() string {
 func (*WorkerStatus) ProtoMessage() {}
 
 func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1660,7 +1910,7 @@ func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStatus.ProtoReflect.Descriptor instead.
 func (*WorkerStatus) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *WorkerStatus) GetWorker() string {
@@ -1796,7 +2046,7 @@ type Load struct {
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1808,7 +2058,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1821,7 +2071,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Load) GetRunning() float64 {
@@ -1856,7 +2106,7 @@ type LoadMean struct {
 
 func (x *LoadMean) Reset() {
 	*x = LoadMean{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1868,7 +2118,7 @@ func (x *LoadMean) String() string {
 func (*LoadMean) ProtoMessage() {}
 
 func (x *LoadMean) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1881,7 +2131,7 @@ func (x *LoadMean) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadMean.ProtoReflect.Descriptor instead.
 func (*LoadMean) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *LoadMean) GetWindow() *durationpb.Duration {
@@ -1907,15 +2157,18 @@ type RecentRequests struct {
 	Ttft *durationpb.Duration `protobuf:"bytes,2,opt,name=ttft,proto3" json:"ttft,omitempty"`
 	// Prompt tokens of those of which the engine said how many were cached, and how
 	// many were.
-	PromptTokens  uint64 `protobuf:"varint,3,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
-	CachedTokens  uint64 `protobuf:"varint,4,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
+	PromptTokens uint64 `protobuf:"varint,3,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
+	CachedTokens uint64 `protobuf:"varint,4,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
+	// Median of how far predicted and observed times to first token are apart;
+	// absent: none was reported.
+	TtftError     *durationpb.Duration `protobuf:"bytes,5,opt,name=ttft_error,json=ttftError,proto3" json:"ttft_error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RecentRequests) Reset() {
 	*x = RecentRequests{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1927,7 +2180,7 @@ func (x *RecentRequests) String() string {
 func (*RecentRequests) ProtoMessage() {}
 
 func (x *RecentRequests) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1940,7 +2193,7 @@ func (x *RecentRequests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentRequests.ProtoReflect.Descriptor instead.
 func (*RecentRequests) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RecentRequests) GetRequests() uint32 {
@@ -1971,6 +2224,13 @@ func (x *RecentRequests) GetCachedTokens() uint64 {
 	return 0
 }
 
+func (x *RecentRequests) GetTtftError() *durationpb.Duration {
+	if x != nil {
+		return x.TtftError
+	}
+	return nil
+}
+
 // ProviderStatus is the state of a third-party provider.
 type ProviderStatus struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -1987,7 +2247,7 @@ type ProviderStatus struct {
 
 func (x *ProviderStatus) Reset() {
 	*x = ProviderStatus{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1999,7 +2259,7 @@ func (x *ProviderStatus) String() string {
 func (*ProviderStatus) ProtoMessage() {}
 
 func (x *ProviderStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2012,7 +2272,7 @@ func (x *ProviderStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProviderStatus.ProtoReflect.Descriptor instead.
 func (*ProviderStatus) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ProviderStatus) GetProvider() string {
@@ -2068,7 +2328,7 @@ type WorkerIndex struct {
 
 func (x *WorkerIndex) Reset() {
 	*x = WorkerIndex{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2080,7 +2340,7 @@ func (x *WorkerIndex) String() string {
 func (*WorkerIndex) ProtoMessage() {}
 
 func (x *WorkerIndex) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2093,7 +2353,7 @@ func (x *WorkerIndex) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerIndex.ProtoReflect.Descriptor instead.
 func (*WorkerIndex) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WorkerIndex) GetLive() bool {
@@ -2161,7 +2421,7 @@ type ProfileStatus struct {
 
 func (x *ProfileStatus) Reset() {
 	*x = ProfileStatus{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2173,7 +2433,7 @@ func (x *ProfileStatus) String() string {
 func (*ProfileStatus) ProtoMessage() {}
 
 func (x *ProfileStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2186,7 +2446,7 @@ func (x *ProfileStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileStatus.ProtoReflect.Descriptor instead.
 func (*ProfileStatus) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ProfileStatus) GetProfile() string {
@@ -2299,7 +2559,7 @@ type CachedCounts struct {
 
 func (x *CachedCounts) Reset() {
 	*x = CachedCounts{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2311,7 +2571,7 @@ func (x *CachedCounts) String() string {
 func (*CachedCounts) ProtoMessage() {}
 
 func (x *CachedCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2324,7 +2584,7 @@ func (x *CachedCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CachedCounts.ProtoReflect.Descriptor instead.
 func (*CachedCounts) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CachedCounts) GetAgree() uint64 {
@@ -2372,7 +2632,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2384,7 +2644,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2397,7 +2657,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ExplainRequest) GetRequestId() string {
@@ -2417,7 +2677,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2429,7 +2689,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2442,7 +2702,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ExplainResponse) GetDecision() *Decision {
@@ -2484,7 +2744,7 @@ type WatchDecisionsRequest struct {
 
 func (x *WatchDecisionsRequest) Reset() {
 	*x = WatchDecisionsRequest{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2496,7 +2756,7 @@ func (x *WatchDecisionsRequest) String() string {
 func (*WatchDecisionsRequest) ProtoMessage() {}
 
 func (x *WatchDecisionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2509,7 +2769,7 @@ func (x *WatchDecisionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDecisionsRequest.ProtoReflect.Descriptor instead.
 func (*WatchDecisionsRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *WatchDecisionsRequest) GetModel() string {
@@ -2602,7 +2862,7 @@ type WatchDecisionsResponse struct {
 
 func (x *WatchDecisionsResponse) Reset() {
 	*x = WatchDecisionsResponse{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2614,7 +2874,7 @@ func (x *WatchDecisionsResponse) String() string {
 func (*WatchDecisionsResponse) ProtoMessage() {}
 
 func (x *WatchDecisionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2627,7 +2887,7 @@ func (x *WatchDecisionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDecisionsResponse.ProtoReflect.Descriptor instead.
 func (*WatchDecisionsResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WatchDecisionsResponse) GetDecision() *Decision {
@@ -2664,7 +2924,7 @@ type EvaluateRequest struct {
 
 func (x *EvaluateRequest) Reset() {
 	*x = EvaluateRequest{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2676,7 +2936,7 @@ func (x *EvaluateRequest) String() string {
 func (*EvaluateRequest) ProtoMessage() {}
 
 func (x *EvaluateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2689,7 +2949,7 @@ func (x *EvaluateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluateRequest.ProtoReflect.Descriptor instead.
 func (*EvaluateRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *EvaluateRequest) GetRequestId() string {
@@ -2744,7 +3004,7 @@ type EvaluateResponse struct {
 
 func (x *EvaluateResponse) Reset() {
 	*x = EvaluateResponse{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2756,7 +3016,7 @@ func (x *EvaluateResponse) String() string {
 func (*EvaluateResponse) ProtoMessage() {}
 
 func (x *EvaluateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2769,7 +3029,7 @@ func (x *EvaluateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluateResponse.ProtoReflect.Descriptor instead.
 func (*EvaluateResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *EvaluateResponse) GetDecision() *Decision {
@@ -2825,17 +3085,21 @@ type Decision struct {
 	Format uint32 `protobuf:"varint,23,opt,name=format,proto3" json:"format,omitempty"`
 	// How many times faster than real hardware the workers run.
 	TimeScale float64 `protobuf:"fixed64,24,opt,name=time_scale,json=timeScale,proto3" json:"time_scale,omitempty"`
-	// Time in the queue of a rule's onEmpty.
+	// Time in the router's queue.
 	Waited *durationpb.Duration `protobuf:"bytes,25,opt,name=waited,proto3" json:"waited,omitempty"`
 	// Thresholds with an end of their own that were watched.
-	Thresholds    []*Threshold `protobuf:"bytes,26,rep,name=thresholds,proto3" json:"thresholds,omitempty"`
+	Thresholds []*Threshold `protobuf:"bytes,26,rep,name=thresholds,proto3" json:"thresholds,omitempty"`
+	// Why it waited, as in QueuedRequest; the last reason is the last one here.
+	Held []string `protobuf:"bytes,27,rep,name=held,proto3" json:"held,omitempty"`
+	// Requests that were before it in the order when it came.
+	Ahead         uint32 `protobuf:"varint,28,opt,name=ahead,proto3" json:"ahead,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Decision) Reset() {
 	*x = Decision{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2847,7 +3111,7 @@ func (x *Decision) String() string {
 func (*Decision) ProtoMessage() {}
 
 func (x *Decision) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2860,7 +3124,7 @@ func (x *Decision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Decision.ProtoReflect.Descriptor instead.
 func (*Decision) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Decision) GetRequestId() string {
@@ -3045,6 +3309,20 @@ func (x *Decision) GetThresholds() []*Threshold {
 	return nil
 }
 
+func (x *Decision) GetHeld() []string {
+	if x != nil {
+		return x.Held
+	}
+	return nil
+}
+
+func (x *Decision) GetAhead() uint32 {
+	if x != nil {
+		return x.Ahead
+	}
+	return 0
+}
+
 // Threshold is one on the mean of a load. What was above it counts so until the
 // mean is until or less.
 type Threshold struct {
@@ -3060,7 +3338,7 @@ type Threshold struct {
 
 func (x *Threshold) Reset() {
 	*x = Threshold{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3072,7 +3350,7 @@ func (x *Threshold) String() string {
 func (*Threshold) ProtoMessage() {}
 
 func (x *Threshold) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3085,7 +3363,7 @@ func (x *Threshold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Threshold.ProtoReflect.Descriptor instead.
 func (*Threshold) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Threshold) GetMetric() string {
@@ -3153,7 +3431,7 @@ type RecordedRequest struct {
 
 func (x *RecordedRequest) Reset() {
 	*x = RecordedRequest{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3165,7 +3443,7 @@ func (x *RecordedRequest) String() string {
 func (*RecordedRequest) ProtoMessage() {}
 
 func (x *RecordedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3178,7 +3456,7 @@ func (x *RecordedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordedRequest.ProtoReflect.Descriptor instead.
 func (*RecordedRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RecordedRequest) GetTenants() []string {
@@ -3355,14 +3633,26 @@ type Candidate struct {
 	Index uint32 `protobuf:"varint,26,opt,name=index,proto3" json:"index,omitempty"`
 	// Indices of the decision's thresholds that it was above, and has not come down
 	// enough since.
-	Held          []uint32 `protobuf:"varint,27,rep,packed,name=held,proto3" json:"held,omitempty"`
+	Held []uint32 `protobuf:"varint,27,rep,packed,name=held,proto3" json:"held,omitempty"`
+	// What the policy k2 adds to the predicted time: what others lose that run there
+	// or wait for this worker, and what is evicted that would be wanted again.
+	Interference *durationpb.Duration `protobuf:"bytes,28,opt,name=interference,proto3" json:"interference,omitempty"`
+	EvictionLoss *durationpb.Duration `protobuf:"bytes,29,opt,name=eviction_loss,json=evictionLoss,proto3" json:"eviction_loss,omitempty"`
+	// The sum, by which it ranks, in seconds of the scheduler's own time; 0: by the
+	// predicted time to first token.
+	Score float64 `protobuf:"fixed64,30,opt,name=score,proto3" json:"score,omitempty"`
+	// KV blocks that the request needs room for, and that are free.
+	PagesNeeded uint32 `protobuf:"varint,31,opt,name=pages_needed,json=pagesNeeded,proto3" json:"pages_needed,omitempty"`
+	PagesFree   uint32 `protobuf:"varint,32,opt,name=pages_free,json=pagesFree,proto3" json:"pages_free,omitempty"`
+	// Why it could not go there at once, as in QueuedRequest; empty if it could.
+	Hold          string `protobuf:"bytes,33,opt,name=hold,proto3" json:"hold,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3374,7 +3664,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3387,7 +3677,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Candidate) GetWorker() string {
@@ -3579,6 +3869,48 @@ func (x *Candidate) GetHeld() []uint32 {
 	return nil
 }
 
+func (x *Candidate) GetInterference() *durationpb.Duration {
+	if x != nil {
+		return x.Interference
+	}
+	return nil
+}
+
+func (x *Candidate) GetEvictionLoss() *durationpb.Duration {
+	if x != nil {
+		return x.EvictionLoss
+	}
+	return nil
+}
+
+func (x *Candidate) GetScore() float64 {
+	if x != nil {
+		return x.Score
+	}
+	return 0
+}
+
+func (x *Candidate) GetPagesNeeded() uint32 {
+	if x != nil {
+		return x.PagesNeeded
+	}
+	return 0
+}
+
+func (x *Candidate) GetPagesFree() uint32 {
+	if x != nil {
+		return x.PagesFree
+	}
+	return 0
+}
+
+func (x *Candidate) GetHold() string {
+	if x != nil {
+		return x.Hold
+	}
+	return ""
+}
+
 // Verdict is what the policies decided about a request.
 type Verdict struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3598,7 +3930,7 @@ type Verdict struct {
 
 func (x *Verdict) Reset() {
 	*x = Verdict{}
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3610,7 +3942,7 @@ func (x *Verdict) String() string {
 func (*Verdict) ProtoMessage() {}
 
 func (x *Verdict) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_kinference_admin_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3623,7 +3955,7 @@ func (x *Verdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Verdict.ProtoReflect.Descriptor instead.
 func (*Verdict) Descriptor() ([]byte, []int) {
-	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_kinference_admin_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Verdict) GetAction() string {
@@ -3756,7 +4088,7 @@ const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"\x05field\x18\x04 \x01(\tR\x05field\x12\x18\n" +
 	"\amessage\x18\x05 \x01(\tR\amessage\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\bR\x05error\"\x0f\n" +
-	"\rStatusRequest\"\xd2\x02\n" +
+	"\rStatusRequest\"\xfe\x03\n" +
 	"\x0eStatusResponse\x12'\n" +
 	"\x0fcatalog_version\x18\x01 \x01(\x04R\x0ecatalogVersion\x12+\n" +
 	"\x11tracker_connected\x18\x02 \x01(\bR\x10trackerConnected\x12;\n" +
@@ -3764,7 +4096,30 @@ const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"\bprofiles\x18\x04 \x03(\v2\".kinference.admin.v1.ProfileStatusR\bprofiles\x12A\n" +
 	"\tproviders\x18\x05 \x03(\v2#.kinference.admin.v1.ProviderStatusR\tproviders\x12\x16\n" +
 	"\x06queued\x18\x06 \x01(\rR\x06queued\x12\x12\n" +
-	"\x04open\x18\a \x01(\bR\x04open\"3\n" +
+	"\x04open\x18\a \x01(\bR\x04open\x125\n" +
+	"\x05queue\x18\b \x03(\v2\x1f.kinference.admin.v1.QueueClassR\x05queue\x12<\n" +
+	"\awaiting\x18\t \x03(\v2\".kinference.admin.v1.QueuedRequestR\awaiting\x125\n" +
+	"\x05peers\x18\n" +
+	" \x03(\v2\x1f.kinference.admin.v1.PeerStatusR\x05peers\"k\n" +
+	"\n" +
+	"QueueClass\x12\x10\n" +
+	"\x03qos\x18\x01 \x01(\tR\x03qos\x12\x18\n" +
+	"\awaiting\x18\x02 \x01(\rR\awaiting\x121\n" +
+	"\x06oldest\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x06oldest\"\x8d\x02\n" +
+	"\rQueuedRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
+	"\x05model\x18\x02 \x01(\tR\x05model\x12\x16\n" +
+	"\x06tenant\x18\x03 \x01(\tR\x06tenant\x12\x10\n" +
+	"\x03qos\x18\x04 \x01(\tR\x03qos\x121\n" +
+	"\x06waited\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x06waited\x12\x16\n" +
+	"\x06worker\x18\x06 \x01(\tR\x06worker\x12@\n" +
+	"\x0epredicted_wait\x18\a \x01(\v2\x19.google.protobuf.DurationR\rpredictedWait\x12\x10\n" +
+	"\x03why\x18\b \x01(\tR\x03why\"Q\n" +
+	"\n" +
+	"PeerStatus\x12\x16\n" +
+	"\x06router\x18\x01 \x01(\tR\x06router\x12+\n" +
+	"\x03age\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03age\"3\n" +
 	"\x12ListWorkersRequest\x12\x1d\n" +
 	"\n" +
 	"worker_set\x18\x01 \x01(\tR\tworkerSet\"\x95\x01\n" +
@@ -3799,12 +4154,14 @@ const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"\bkv_usage\x18\x03 \x01(\x01R\akvUsage\"l\n" +
 	"\bLoadMean\x121\n" +
 	"\x06window\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x06window\x12-\n" +
-	"\x04load\x18\x02 \x01(\v2\x19.kinference.admin.v1.LoadR\x04load\"\xa5\x01\n" +
+	"\x04load\x18\x02 \x01(\v2\x19.kinference.admin.v1.LoadR\x04load\"\xdf\x01\n" +
 	"\x0eRecentRequests\x12\x1a\n" +
 	"\brequests\x18\x01 \x01(\rR\brequests\x12-\n" +
 	"\x04ttft\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04ttft\x12#\n" +
 	"\rprompt_tokens\x18\x03 \x01(\x04R\fpromptTokens\x12#\n" +
-	"\rcached_tokens\x18\x04 \x01(\x04R\fcachedTokens\"\xea\x01\n" +
+	"\rcached_tokens\x18\x04 \x01(\x04R\fcachedTokens\x128\n" +
+	"\n" +
+	"ttft_error\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\tttftError\"\xea\x01\n" +
 	"\x0eProviderStatus\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x1b\n" +
 	"\tin_flight\x18\x02 \x01(\rR\binFlight\x12 \n" +
@@ -3874,7 +4231,7 @@ const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"\x05whole\x18\x05 \x01(\bR\x05whole\x12#\n" +
 	"\rprompt_tokens\x18\x06 \x01(\rR\fpromptTokens\"M\n" +
 	"\x10EvaluateResponse\x129\n" +
-	"\bdecision\x18\x01 \x01(\v2\x1d.kinference.admin.v1.DecisionR\bdecision\"\xc7\t\n" +
+	"\bdecision\x18\x01 \x01(\v2\x1d.kinference.admin.v1.DecisionR\bdecision\"\xf1\t\n" +
 	"\bDecision\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
@@ -3910,7 +4267,9 @@ const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"\x06waited\x18\x19 \x01(\v2\x19.google.protobuf.DurationR\x06waited\x12>\n" +
 	"\n" +
 	"thresholds\x18\x1a \x03(\v2\x1e.kinference.admin.v1.ThresholdR\n" +
-	"thresholdsB\x17\n" +
+	"thresholds\x12\x12\n" +
+	"\x04held\x18\x1b \x03(\tR\x04held\x12\x14\n" +
+	"\x05ahead\x18\x1c \x01(\rR\x05aheadB\x17\n" +
 	"\x15_actual_cached_tokensB\x17\n" +
 	"\x15_actual_prompt_tokensB\x17\n" +
 	"\x15_actual_output_tokensB\n" +
@@ -3952,7 +4311,8 @@ const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a=\n" +
 	"\x0fClaimsJsonEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb7\b\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa2\n" +
+	"\n" +
 	"\tCandidate\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x18\n" +
 	"\aprofile\x18\x02 \x01(\tR\aprofile\x12#\n" +
@@ -3983,7 +4343,14 @@ const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"\x03tie\x18\x18 \x01(\rR\x03tie\x12%\n" +
 	"\x0eupstream_model\x18\x19 \x01(\tR\rupstreamModel\x12\x14\n" +
 	"\x05index\x18\x1a \x01(\rR\x05index\x12\x12\n" +
-	"\x04held\x18\x1b \x03(\rR\x04held\x1a9\n" +
+	"\x04held\x18\x1b \x03(\rR\x04held\x12=\n" +
+	"\finterference\x18\x1c \x01(\v2\x19.google.protobuf.DurationR\finterference\x12>\n" +
+	"\reviction_loss\x18\x1d \x01(\v2\x19.google.protobuf.DurationR\fevictionLoss\x12\x14\n" +
+	"\x05score\x18\x1e \x01(\x01R\x05score\x12!\n" +
+	"\fpages_needed\x18\x1f \x01(\rR\vpagesNeeded\x12\x1d\n" +
+	"\n" +
+	"pages_free\x18  \x01(\rR\tpagesFree\x12\x12\n" +
+	"\x04hold\x18! \x01(\tR\x04hold\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"}\n" +
@@ -4024,7 +4391,7 @@ func file_kinference_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_kinference_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kinference_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_kinference_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_kinference_admin_v1_admin_proto_goTypes = []any{
 	(TokenSource)(0),               // 0: kinference.admin.v1.TokenSource
 	(*InspectIndexRequest)(nil),    // 1: kinference.admin.v1.InspectIndexRequest
@@ -4048,42 +4415,45 @@ var file_kinference_admin_v1_admin_proto_goTypes = []any{
 	(*Problem)(nil),                // 19: kinference.admin.v1.Problem
 	(*StatusRequest)(nil),          // 20: kinference.admin.v1.StatusRequest
 	(*StatusResponse)(nil),         // 21: kinference.admin.v1.StatusResponse
-	(*ListWorkersRequest)(nil),     // 22: kinference.admin.v1.ListWorkersRequest
-	(*ListWorkersResponse)(nil),    // 23: kinference.admin.v1.ListWorkersResponse
-	(*WorkerStatus)(nil),           // 24: kinference.admin.v1.WorkerStatus
-	(*Load)(nil),                   // 25: kinference.admin.v1.Load
-	(*LoadMean)(nil),               // 26: kinference.admin.v1.LoadMean
-	(*RecentRequests)(nil),         // 27: kinference.admin.v1.RecentRequests
-	(*ProviderStatus)(nil),         // 28: kinference.admin.v1.ProviderStatus
-	(*WorkerIndex)(nil),            // 29: kinference.admin.v1.WorkerIndex
-	(*ProfileStatus)(nil),          // 30: kinference.admin.v1.ProfileStatus
-	(*CachedCounts)(nil),           // 31: kinference.admin.v1.CachedCounts
-	(*ExplainRequest)(nil),         // 32: kinference.admin.v1.ExplainRequest
-	(*ExplainResponse)(nil),        // 33: kinference.admin.v1.ExplainResponse
-	(*WatchDecisionsRequest)(nil),  // 34: kinference.admin.v1.WatchDecisionsRequest
-	(*WatchDecisionsResponse)(nil), // 35: kinference.admin.v1.WatchDecisionsResponse
-	(*EvaluateRequest)(nil),        // 36: kinference.admin.v1.EvaluateRequest
-	(*EvaluateResponse)(nil),       // 37: kinference.admin.v1.EvaluateResponse
-	(*Decision)(nil),               // 38: kinference.admin.v1.Decision
-	(*Threshold)(nil),              // 39: kinference.admin.v1.Threshold
-	(*RecordedRequest)(nil),        // 40: kinference.admin.v1.RecordedRequest
-	(*Candidate)(nil),              // 41: kinference.admin.v1.Candidate
-	(*Verdict)(nil),                // 42: kinference.admin.v1.Verdict
-	nil,                            // 43: kinference.admin.v1.RecordedRequest.HeadersEntry
-	nil,                            // 44: kinference.admin.v1.RecordedRequest.ClaimsJsonEntry
-	nil,                            // 45: kinference.admin.v1.Candidate.LabelsEntry
-	(*v1.InspectResponse)(nil),     // 46: kinference.kvtracker.v1.InspectResponse
-	(*durationpb.Duration)(nil),    // 47: google.protobuf.Duration
-	(v11.ParityState)(0),           // 48: kinference.router.v1.ParityState
-	(v11.ParityCause)(0),           // 49: kinference.router.v1.ParityCause
-	(*v11.Attributes)(nil),         // 50: kinference.router.v1.Attributes
-	(v11.Outcome)(0),               // 51: kinference.router.v1.Outcome
-	(*v11.UnknownTag)(nil),         // 52: kinference.router.v1.UnknownTag
+	(*QueueClass)(nil),             // 22: kinference.admin.v1.QueueClass
+	(*QueuedRequest)(nil),          // 23: kinference.admin.v1.QueuedRequest
+	(*PeerStatus)(nil),             // 24: kinference.admin.v1.PeerStatus
+	(*ListWorkersRequest)(nil),     // 25: kinference.admin.v1.ListWorkersRequest
+	(*ListWorkersResponse)(nil),    // 26: kinference.admin.v1.ListWorkersResponse
+	(*WorkerStatus)(nil),           // 27: kinference.admin.v1.WorkerStatus
+	(*Load)(nil),                   // 28: kinference.admin.v1.Load
+	(*LoadMean)(nil),               // 29: kinference.admin.v1.LoadMean
+	(*RecentRequests)(nil),         // 30: kinference.admin.v1.RecentRequests
+	(*ProviderStatus)(nil),         // 31: kinference.admin.v1.ProviderStatus
+	(*WorkerIndex)(nil),            // 32: kinference.admin.v1.WorkerIndex
+	(*ProfileStatus)(nil),          // 33: kinference.admin.v1.ProfileStatus
+	(*CachedCounts)(nil),           // 34: kinference.admin.v1.CachedCounts
+	(*ExplainRequest)(nil),         // 35: kinference.admin.v1.ExplainRequest
+	(*ExplainResponse)(nil),        // 36: kinference.admin.v1.ExplainResponse
+	(*WatchDecisionsRequest)(nil),  // 37: kinference.admin.v1.WatchDecisionsRequest
+	(*WatchDecisionsResponse)(nil), // 38: kinference.admin.v1.WatchDecisionsResponse
+	(*EvaluateRequest)(nil),        // 39: kinference.admin.v1.EvaluateRequest
+	(*EvaluateResponse)(nil),       // 40: kinference.admin.v1.EvaluateResponse
+	(*Decision)(nil),               // 41: kinference.admin.v1.Decision
+	(*Threshold)(nil),              // 42: kinference.admin.v1.Threshold
+	(*RecordedRequest)(nil),        // 43: kinference.admin.v1.RecordedRequest
+	(*Candidate)(nil),              // 44: kinference.admin.v1.Candidate
+	(*Verdict)(nil),                // 45: kinference.admin.v1.Verdict
+	nil,                            // 46: kinference.admin.v1.RecordedRequest.HeadersEntry
+	nil,                            // 47: kinference.admin.v1.RecordedRequest.ClaimsJsonEntry
+	nil,                            // 48: kinference.admin.v1.Candidate.LabelsEntry
+	(*v1.InspectResponse)(nil),     // 49: kinference.kvtracker.v1.InspectResponse
+	(*durationpb.Duration)(nil),    // 50: google.protobuf.Duration
+	(v11.ParityState)(0),           // 51: kinference.router.v1.ParityState
+	(v11.ParityCause)(0),           // 52: kinference.router.v1.ParityCause
+	(*v11.Attributes)(nil),         // 53: kinference.router.v1.Attributes
+	(v11.Outcome)(0),               // 54: kinference.router.v1.Outcome
+	(*v11.UnknownTag)(nil),         // 55: kinference.router.v1.UnknownTag
 }
 var file_kinference_admin_v1_admin_proto_depIdxs = []int32{
-	46, // 0: kinference.admin.v1.InspectIndexResponse.index:type_name -> kinference.kvtracker.v1.InspectResponse
+	49, // 0: kinference.admin.v1.InspectIndexResponse.index:type_name -> kinference.kvtracker.v1.InspectResponse
 	3,  // 1: kinference.admin.v1.ListKeysResponse.keys:type_name -> kinference.admin.v1.Key
-	47, // 2: kinference.admin.v1.CreateKeyRequest.lifetime:type_name -> google.protobuf.Duration
+	50, // 2: kinference.admin.v1.CreateKeyRequest.lifetime:type_name -> google.protobuf.Duration
 	3,  // 3: kinference.admin.v1.CreateKeyResponse.record:type_name -> kinference.admin.v1.Key
 	3,  // 4: kinference.admin.v1.RevokeKeyResponse.record:type_name -> kinference.admin.v1.Key
 	12, // 5: kinference.admin.v1.GetCatalogResponse.pools:type_name -> kinference.admin.v1.Pool
@@ -4094,79 +4464,89 @@ var file_kinference_admin_v1_admin_proto_depIdxs = []int32{
 	18, // 10: kinference.admin.v1.GetCatalogResponse.backends:type_name -> kinference.admin.v1.Backend
 	19, // 11: kinference.admin.v1.GetCatalogResponse.problems:type_name -> kinference.admin.v1.Problem
 	14, // 12: kinference.admin.v1.Policy.rules:type_name -> kinference.admin.v1.Rule
-	24, // 13: kinference.admin.v1.StatusResponse.workers:type_name -> kinference.admin.v1.WorkerStatus
-	30, // 14: kinference.admin.v1.StatusResponse.profiles:type_name -> kinference.admin.v1.ProfileStatus
-	28, // 15: kinference.admin.v1.StatusResponse.providers:type_name -> kinference.admin.v1.ProviderStatus
-	24, // 16: kinference.admin.v1.ListWorkersResponse.workers:type_name -> kinference.admin.v1.WorkerStatus
-	28, // 17: kinference.admin.v1.ListWorkersResponse.providers:type_name -> kinference.admin.v1.ProviderStatus
-	47, // 18: kinference.admin.v1.WorkerStatus.sample_age:type_name -> google.protobuf.Duration
-	29, // 19: kinference.admin.v1.WorkerStatus.index:type_name -> kinference.admin.v1.WorkerIndex
-	48, // 20: kinference.admin.v1.WorkerStatus.tokens:type_name -> kinference.router.v1.ParityState
-	49, // 21: kinference.admin.v1.WorkerStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
-	25, // 22: kinference.admin.v1.WorkerStatus.load:type_name -> kinference.admin.v1.Load
-	26, // 23: kinference.admin.v1.WorkerStatus.means:type_name -> kinference.admin.v1.LoadMean
-	27, // 24: kinference.admin.v1.WorkerStatus.recent:type_name -> kinference.admin.v1.RecentRequests
-	47, // 25: kinference.admin.v1.LoadMean.window:type_name -> google.protobuf.Duration
-	25, // 26: kinference.admin.v1.LoadMean.load:type_name -> kinference.admin.v1.Load
-	47, // 27: kinference.admin.v1.RecentRequests.ttft:type_name -> google.protobuf.Duration
-	47, // 28: kinference.admin.v1.ProviderStatus.predicted_ttft:type_name -> google.protobuf.Duration
-	27, // 29: kinference.admin.v1.ProviderStatus.recent:type_name -> kinference.admin.v1.RecentRequests
-	47, // 30: kinference.admin.v1.WorkerIndex.lag:type_name -> google.protobuf.Duration
-	0,  // 31: kinference.admin.v1.ProfileStatus.source:type_name -> kinference.admin.v1.TokenSource
-	48, // 32: kinference.admin.v1.ProfileStatus.tokens:type_name -> kinference.router.v1.ParityState
-	49, // 33: kinference.admin.v1.ProfileStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
-	48, // 34: kinference.admin.v1.ProfileStatus.cached:type_name -> kinference.router.v1.ParityState
-	49, // 35: kinference.admin.v1.ProfileStatus.cached_cause:type_name -> kinference.router.v1.ParityCause
-	31, // 36: kinference.admin.v1.ProfileStatus.cached_counts:type_name -> kinference.admin.v1.CachedCounts
-	38, // 37: kinference.admin.v1.ExplainResponse.decision:type_name -> kinference.admin.v1.Decision
-	38, // 38: kinference.admin.v1.WatchDecisionsResponse.decision:type_name -> kinference.admin.v1.Decision
-	50, // 39: kinference.admin.v1.EvaluateRequest.attributes:type_name -> kinference.router.v1.Attributes
-	38, // 40: kinference.admin.v1.EvaluateResponse.decision:type_name -> kinference.admin.v1.Decision
-	41, // 41: kinference.admin.v1.Decision.candidates:type_name -> kinference.admin.v1.Candidate
-	47, // 42: kinference.admin.v1.Decision.actual_ttft:type_name -> google.protobuf.Duration
-	42, // 43: kinference.admin.v1.Decision.verdict:type_name -> kinference.admin.v1.Verdict
-	42, // 44: kinference.admin.v1.Decision.shadow:type_name -> kinference.admin.v1.Verdict
-	40, // 45: kinference.admin.v1.Decision.request:type_name -> kinference.admin.v1.RecordedRequest
-	47, // 46: kinference.admin.v1.Decision.actual_e2e:type_name -> google.protobuf.Duration
-	51, // 47: kinference.admin.v1.Decision.outcome:type_name -> kinference.router.v1.Outcome
-	47, // 48: kinference.admin.v1.Decision.waited:type_name -> google.protobuf.Duration
-	39, // 49: kinference.admin.v1.Decision.thresholds:type_name -> kinference.admin.v1.Threshold
-	47, // 50: kinference.admin.v1.Threshold.window:type_name -> google.protobuf.Duration
-	43, // 51: kinference.admin.v1.RecordedRequest.headers:type_name -> kinference.admin.v1.RecordedRequest.HeadersEntry
-	44, // 52: kinference.admin.v1.RecordedRequest.claims_json:type_name -> kinference.admin.v1.RecordedRequest.ClaimsJsonEntry
-	52, // 53: kinference.admin.v1.RecordedRequest.unknown_tags:type_name -> kinference.router.v1.UnknownTag
-	47, // 54: kinference.admin.v1.Candidate.predicted_ttft:type_name -> google.protobuf.Duration
-	47, // 55: kinference.admin.v1.Candidate.predicted_wait:type_name -> google.protobuf.Duration
-	47, // 56: kinference.admin.v1.Candidate.predicted_prefill:type_name -> google.protobuf.Duration
-	47, // 57: kinference.admin.v1.Candidate.sample_age:type_name -> google.protobuf.Duration
-	47, // 58: kinference.admin.v1.Candidate.predicted_e2e:type_name -> google.protobuf.Duration
-	26, // 59: kinference.admin.v1.Candidate.means:type_name -> kinference.admin.v1.LoadMean
-	45, // 60: kinference.admin.v1.Candidate.labels:type_name -> kinference.admin.v1.Candidate.LabelsEntry
-	10, // 61: kinference.admin.v1.AdminService.GetCatalog:input_type -> kinference.admin.v1.GetCatalogRequest
-	20, // 62: kinference.admin.v1.AdminService.Status:input_type -> kinference.admin.v1.StatusRequest
-	22, // 63: kinference.admin.v1.AdminService.ListWorkers:input_type -> kinference.admin.v1.ListWorkersRequest
-	32, // 64: kinference.admin.v1.AdminService.Explain:input_type -> kinference.admin.v1.ExplainRequest
-	34, // 65: kinference.admin.v1.AdminService.WatchDecisions:input_type -> kinference.admin.v1.WatchDecisionsRequest
-	36, // 66: kinference.admin.v1.AdminService.Evaluate:input_type -> kinference.admin.v1.EvaluateRequest
-	1,  // 67: kinference.admin.v1.AdminService.InspectIndex:input_type -> kinference.admin.v1.InspectIndexRequest
-	4,  // 68: kinference.admin.v1.AdminService.ListKeys:input_type -> kinference.admin.v1.ListKeysRequest
-	6,  // 69: kinference.admin.v1.AdminService.CreateKey:input_type -> kinference.admin.v1.CreateKeyRequest
-	8,  // 70: kinference.admin.v1.AdminService.RevokeKey:input_type -> kinference.admin.v1.RevokeKeyRequest
-	11, // 71: kinference.admin.v1.AdminService.GetCatalog:output_type -> kinference.admin.v1.GetCatalogResponse
-	21, // 72: kinference.admin.v1.AdminService.Status:output_type -> kinference.admin.v1.StatusResponse
-	23, // 73: kinference.admin.v1.AdminService.ListWorkers:output_type -> kinference.admin.v1.ListWorkersResponse
-	33, // 74: kinference.admin.v1.AdminService.Explain:output_type -> kinference.admin.v1.ExplainResponse
-	35, // 75: kinference.admin.v1.AdminService.WatchDecisions:output_type -> kinference.admin.v1.WatchDecisionsResponse
-	37, // 76: kinference.admin.v1.AdminService.Evaluate:output_type -> kinference.admin.v1.EvaluateResponse
-	2,  // 77: kinference.admin.v1.AdminService.InspectIndex:output_type -> kinference.admin.v1.InspectIndexResponse
-	5,  // 78: kinference.admin.v1.AdminService.ListKeys:output_type -> kinference.admin.v1.ListKeysResponse
-	7,  // 79: kinference.admin.v1.AdminService.CreateKey:output_type -> kinference.admin.v1.CreateKeyResponse
-	9,  // 80: kinference.admin.v1.AdminService.RevokeKey:output_type -> kinference.admin.v1.RevokeKeyResponse
-	71, // [71:81] is the sub-list for method output_type
-	61, // [61:71] is the sub-list for method input_type
-	61, // [61:61] is the sub-list for extension type_name
-	61, // [61:61] is the sub-list for extension extendee
-	0,  // [0:61] is the sub-list for field type_name
+	27, // 13: kinference.admin.v1.StatusResponse.workers:type_name -> kinference.admin.v1.WorkerStatus
+	33, // 14: kinference.admin.v1.StatusResponse.profiles:type_name -> kinference.admin.v1.ProfileStatus
+	31, // 15: kinference.admin.v1.StatusResponse.providers:type_name -> kinference.admin.v1.ProviderStatus
+	22, // 16: kinference.admin.v1.StatusResponse.queue:type_name -> kinference.admin.v1.QueueClass
+	23, // 17: kinference.admin.v1.StatusResponse.waiting:type_name -> kinference.admin.v1.QueuedRequest
+	24, // 18: kinference.admin.v1.StatusResponse.peers:type_name -> kinference.admin.v1.PeerStatus
+	50, // 19: kinference.admin.v1.QueueClass.oldest:type_name -> google.protobuf.Duration
+	50, // 20: kinference.admin.v1.QueuedRequest.waited:type_name -> google.protobuf.Duration
+	50, // 21: kinference.admin.v1.QueuedRequest.predicted_wait:type_name -> google.protobuf.Duration
+	50, // 22: kinference.admin.v1.PeerStatus.age:type_name -> google.protobuf.Duration
+	27, // 23: kinference.admin.v1.ListWorkersResponse.workers:type_name -> kinference.admin.v1.WorkerStatus
+	31, // 24: kinference.admin.v1.ListWorkersResponse.providers:type_name -> kinference.admin.v1.ProviderStatus
+	50, // 25: kinference.admin.v1.WorkerStatus.sample_age:type_name -> google.protobuf.Duration
+	32, // 26: kinference.admin.v1.WorkerStatus.index:type_name -> kinference.admin.v1.WorkerIndex
+	51, // 27: kinference.admin.v1.WorkerStatus.tokens:type_name -> kinference.router.v1.ParityState
+	52, // 28: kinference.admin.v1.WorkerStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
+	28, // 29: kinference.admin.v1.WorkerStatus.load:type_name -> kinference.admin.v1.Load
+	29, // 30: kinference.admin.v1.WorkerStatus.means:type_name -> kinference.admin.v1.LoadMean
+	30, // 31: kinference.admin.v1.WorkerStatus.recent:type_name -> kinference.admin.v1.RecentRequests
+	50, // 32: kinference.admin.v1.LoadMean.window:type_name -> google.protobuf.Duration
+	28, // 33: kinference.admin.v1.LoadMean.load:type_name -> kinference.admin.v1.Load
+	50, // 34: kinference.admin.v1.RecentRequests.ttft:type_name -> google.protobuf.Duration
+	50, // 35: kinference.admin.v1.RecentRequests.ttft_error:type_name -> google.protobuf.Duration
+	50, // 36: kinference.admin.v1.ProviderStatus.predicted_ttft:type_name -> google.protobuf.Duration
+	30, // 37: kinference.admin.v1.ProviderStatus.recent:type_name -> kinference.admin.v1.RecentRequests
+	50, // 38: kinference.admin.v1.WorkerIndex.lag:type_name -> google.protobuf.Duration
+	0,  // 39: kinference.admin.v1.ProfileStatus.source:type_name -> kinference.admin.v1.TokenSource
+	51, // 40: kinference.admin.v1.ProfileStatus.tokens:type_name -> kinference.router.v1.ParityState
+	52, // 41: kinference.admin.v1.ProfileStatus.tokens_cause:type_name -> kinference.router.v1.ParityCause
+	51, // 42: kinference.admin.v1.ProfileStatus.cached:type_name -> kinference.router.v1.ParityState
+	52, // 43: kinference.admin.v1.ProfileStatus.cached_cause:type_name -> kinference.router.v1.ParityCause
+	34, // 44: kinference.admin.v1.ProfileStatus.cached_counts:type_name -> kinference.admin.v1.CachedCounts
+	41, // 45: kinference.admin.v1.ExplainResponse.decision:type_name -> kinference.admin.v1.Decision
+	41, // 46: kinference.admin.v1.WatchDecisionsResponse.decision:type_name -> kinference.admin.v1.Decision
+	53, // 47: kinference.admin.v1.EvaluateRequest.attributes:type_name -> kinference.router.v1.Attributes
+	41, // 48: kinference.admin.v1.EvaluateResponse.decision:type_name -> kinference.admin.v1.Decision
+	44, // 49: kinference.admin.v1.Decision.candidates:type_name -> kinference.admin.v1.Candidate
+	50, // 50: kinference.admin.v1.Decision.actual_ttft:type_name -> google.protobuf.Duration
+	45, // 51: kinference.admin.v1.Decision.verdict:type_name -> kinference.admin.v1.Verdict
+	45, // 52: kinference.admin.v1.Decision.shadow:type_name -> kinference.admin.v1.Verdict
+	43, // 53: kinference.admin.v1.Decision.request:type_name -> kinference.admin.v1.RecordedRequest
+	50, // 54: kinference.admin.v1.Decision.actual_e2e:type_name -> google.protobuf.Duration
+	54, // 55: kinference.admin.v1.Decision.outcome:type_name -> kinference.router.v1.Outcome
+	50, // 56: kinference.admin.v1.Decision.waited:type_name -> google.protobuf.Duration
+	42, // 57: kinference.admin.v1.Decision.thresholds:type_name -> kinference.admin.v1.Threshold
+	50, // 58: kinference.admin.v1.Threshold.window:type_name -> google.protobuf.Duration
+	46, // 59: kinference.admin.v1.RecordedRequest.headers:type_name -> kinference.admin.v1.RecordedRequest.HeadersEntry
+	47, // 60: kinference.admin.v1.RecordedRequest.claims_json:type_name -> kinference.admin.v1.RecordedRequest.ClaimsJsonEntry
+	55, // 61: kinference.admin.v1.RecordedRequest.unknown_tags:type_name -> kinference.router.v1.UnknownTag
+	50, // 62: kinference.admin.v1.Candidate.predicted_ttft:type_name -> google.protobuf.Duration
+	50, // 63: kinference.admin.v1.Candidate.predicted_wait:type_name -> google.protobuf.Duration
+	50, // 64: kinference.admin.v1.Candidate.predicted_prefill:type_name -> google.protobuf.Duration
+	50, // 65: kinference.admin.v1.Candidate.sample_age:type_name -> google.protobuf.Duration
+	50, // 66: kinference.admin.v1.Candidate.predicted_e2e:type_name -> google.protobuf.Duration
+	29, // 67: kinference.admin.v1.Candidate.means:type_name -> kinference.admin.v1.LoadMean
+	48, // 68: kinference.admin.v1.Candidate.labels:type_name -> kinference.admin.v1.Candidate.LabelsEntry
+	50, // 69: kinference.admin.v1.Candidate.interference:type_name -> google.protobuf.Duration
+	50, // 70: kinference.admin.v1.Candidate.eviction_loss:type_name -> google.protobuf.Duration
+	10, // 71: kinference.admin.v1.AdminService.GetCatalog:input_type -> kinference.admin.v1.GetCatalogRequest
+	20, // 72: kinference.admin.v1.AdminService.Status:input_type -> kinference.admin.v1.StatusRequest
+	25, // 73: kinference.admin.v1.AdminService.ListWorkers:input_type -> kinference.admin.v1.ListWorkersRequest
+	35, // 74: kinference.admin.v1.AdminService.Explain:input_type -> kinference.admin.v1.ExplainRequest
+	37, // 75: kinference.admin.v1.AdminService.WatchDecisions:input_type -> kinference.admin.v1.WatchDecisionsRequest
+	39, // 76: kinference.admin.v1.AdminService.Evaluate:input_type -> kinference.admin.v1.EvaluateRequest
+	1,  // 77: kinference.admin.v1.AdminService.InspectIndex:input_type -> kinference.admin.v1.InspectIndexRequest
+	4,  // 78: kinference.admin.v1.AdminService.ListKeys:input_type -> kinference.admin.v1.ListKeysRequest
+	6,  // 79: kinference.admin.v1.AdminService.CreateKey:input_type -> kinference.admin.v1.CreateKeyRequest
+	8,  // 80: kinference.admin.v1.AdminService.RevokeKey:input_type -> kinference.admin.v1.RevokeKeyRequest
+	11, // 81: kinference.admin.v1.AdminService.GetCatalog:output_type -> kinference.admin.v1.GetCatalogResponse
+	21, // 82: kinference.admin.v1.AdminService.Status:output_type -> kinference.admin.v1.StatusResponse
+	26, // 83: kinference.admin.v1.AdminService.ListWorkers:output_type -> kinference.admin.v1.ListWorkersResponse
+	36, // 84: kinference.admin.v1.AdminService.Explain:output_type -> kinference.admin.v1.ExplainResponse
+	38, // 85: kinference.admin.v1.AdminService.WatchDecisions:output_type -> kinference.admin.v1.WatchDecisionsResponse
+	40, // 86: kinference.admin.v1.AdminService.Evaluate:output_type -> kinference.admin.v1.EvaluateResponse
+	2,  // 87: kinference.admin.v1.AdminService.InspectIndex:output_type -> kinference.admin.v1.InspectIndexResponse
+	5,  // 88: kinference.admin.v1.AdminService.ListKeys:output_type -> kinference.admin.v1.ListKeysResponse
+	7,  // 89: kinference.admin.v1.AdminService.CreateKey:output_type -> kinference.admin.v1.CreateKeyResponse
+	9,  // 90: kinference.admin.v1.AdminService.RevokeKey:output_type -> kinference.admin.v1.RevokeKeyResponse
+	81, // [81:91] is the sub-list for method output_type
+	71, // [71:81] is the sub-list for method input_type
+	71, // [71:71] is the sub-list for extension type_name
+	71, // [71:71] is the sub-list for extension extendee
+	0,  // [0:71] is the sub-list for field type_name
 }
 
 func init() { file_kinference_admin_v1_admin_proto_init() }
@@ -4174,14 +4554,14 @@ func file_kinference_admin_v1_admin_proto_init() {
 	if File_kinference_admin_v1_admin_proto != nil {
 		return
 	}
-	file_kinference_admin_v1_admin_proto_msgTypes[37].OneofWrappers = []any{}
+	file_kinference_admin_v1_admin_proto_msgTypes[40].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kinference_admin_v1_admin_proto_rawDesc), len(file_kinference_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   45,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

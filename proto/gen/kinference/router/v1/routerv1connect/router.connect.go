@@ -50,10 +50,12 @@ const (
 // RouterServiceClient is a client for the kinference.router.v1.RouterService service.
 type RouterServiceClient interface {
 	// Route picks the worker that will answer soonest and books it in the
-	// ledger. Errors: NotFound for an unknown model, Unavailable (with the
-	// delay before a retry as a google.protobuf.Duration detail) when no worker
-	// is ready, OutOfRange for a prompt longer than the context of every ready
-	// worker.
+	// ledger. It answers when that worker can begin: until then the request waits
+	// in the router, and leaves when the call is cancelled. Errors: NotFound for an
+	// unknown model, Unavailable (with the delay before a retry as a
+	// google.protobuf.Duration detail) when no worker is ready or the router stops,
+	// ResourceExhausted (with a delay too) when too many wait or it would wait too
+	// long, OutOfRange for a prompt longer than the context of every ready worker.
 	Route(context.Context, *v1.RouteRequest) (*v1.RouteResponse, error)
 	// Report tells how routed requests went on. Unknown requests are ignored,
 	// so a router that restarted takes reports of its predecessor.
@@ -148,10 +150,12 @@ func (c *routerServiceClient) ReviewToken(ctx context.Context, req *v1.ReviewTok
 // RouterServiceHandler is an implementation of the kinference.router.v1.RouterService service.
 type RouterServiceHandler interface {
 	// Route picks the worker that will answer soonest and books it in the
-	// ledger. Errors: NotFound for an unknown model, Unavailable (with the
-	// delay before a retry as a google.protobuf.Duration detail) when no worker
-	// is ready, OutOfRange for a prompt longer than the context of every ready
-	// worker.
+	// ledger. It answers when that worker can begin: until then the request waits
+	// in the router, and leaves when the call is cancelled. Errors: NotFound for an
+	// unknown model, Unavailable (with the delay before a retry as a
+	// google.protobuf.Duration detail) when no worker is ready or the router stops,
+	// ResourceExhausted (with a delay too) when too many wait or it would wait too
+	// long, OutOfRange for a prompt longer than the context of every ready worker.
 	Route(context.Context, *v1.RouteRequest) (*v1.RouteResponse, error)
 	// Report tells how routed requests went on. Unknown requests are ignored,
 	// so a router that restarted takes reports of its predecessor.
