@@ -292,10 +292,13 @@ func (x *Filter) GetModels() []string {
 
 // QueryUsageRequest asks for sums. Rows are always apart by currency.
 type QueryUsageRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Filter        *Filter                `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
-	Step          Step                   `protobuf:"varint,2,opt,name=step,proto3,enum=kinference.accounting.v1.Step" json:"step,omitempty"`
-	GroupBy       []Group                `protobuf:"varint,3,rep,packed,name=group_by,json=groupBy,proto3,enum=kinference.accounting.v1.Group" json:"group_by,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Filter  *Filter                `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
+	Step    Step                   `protobuf:"varint,2,opt,name=step,proto3,enum=kinference.accounting.v1.Step" json:"step,omitempty"`
+	GroupBy []Group                `protobuf:"varint,3,rep,packed,name=group_by,json=groupBy,proto3,enum=kinference.accounting.v1.Group" json:"group_by,omitempty"`
+	// The answer has the time of workers too. It is by worker set and price: the rest
+	// of the query but time and step does not matter to it.
+	Workers       bool `protobuf:"varint,4,opt,name=workers,proto3" json:"workers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -351,6 +354,13 @@ func (x *QueryUsageRequest) GetGroupBy() []Group {
 	return nil
 }
 
+func (x *QueryUsageRequest) GetWorkers() bool {
+	if x != nil {
+		return x.Workers
+	}
+	return false
+}
+
 // QueryUsageResponse has the rows by time, then by group.
 type QueryUsageResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -358,7 +368,9 @@ type QueryUsageResponse struct {
 	// When the newest event of the ledger ended.
 	Newest *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=newest,proto3" json:"newest,omitempty"`
 	// Events on the stream that are not in the ledger yet; absent: unknown.
-	Lag           *uint64 `protobuf:"varint,3,opt,name=lag,proto3,oneof" json:"lag,omitempty"`
+	Lag *uint64 `protobuf:"varint,3,opt,name=lag,proto3,oneof" json:"lag,omitempty"`
+	// Time of workers by time, then by set, if it was asked for.
+	Workers       []*WorkerTime `protobuf:"bytes,4,rep,name=workers,proto3" json:"workers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -414,6 +426,146 @@ func (x *QueryUsageResponse) GetLag() uint64 {
 	return 0
 }
 
+func (x *QueryUsageResponse) GetWorkers() []*WorkerTime {
+	if x != nil {
+		return x.Workers
+	}
+	return nil
+}
+
+// WorkerTime tells what the time of the workers of a set went to, and what it cost.
+// Used, other and idle are all of it that was watched. The time of workers is
+// divided some minutes late, and counts in the hour in which it passed; what a
+// request used counts in the hour in which the request ended.
+type WorkerTime struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Start of the step; absent without a step.
+	Start     *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=start,proto3" json:"start,omitempty"`
+	WorkerSet string                 `protobuf:"bytes,2,opt,name=worker_set,json=workerSet,proto3" json:"worker_set,omitempty"`
+	// Names the price of the time; empty: it had none, and there are no costs.
+	PriceVersion string `protobuf:"bytes,3,opt,name=price_version,json=priceVersion,proto3" json:"price_version,omitempty"`
+	Currency     string `protobuf:"bytes,4,opt,name=currency,proto3" json:"currency,omitempty"`
+	// Of an hour of all devices of one worker.
+	HourlyPrice string `protobuf:"bytes,5,opt,name=hourly_price,json=hourlyPrice,proto3" json:"hourly_price,omitempty"`
+	// Seconds: used by requests, busy with what no request explains, idle.
+	UsedSeconds  float64 `protobuf:"fixed64,6,opt,name=used_seconds,json=usedSeconds,proto3" json:"used_seconds,omitempty"`
+	OtherSeconds float64 `protobuf:"fixed64,7,opt,name=other_seconds,json=otherSeconds,proto3" json:"other_seconds,omitempty"`
+	IdleSeconds  float64 `protobuf:"fixed64,8,opt,name=idle_seconds,json=idleSeconds,proto3" json:"idle_seconds,omitempty"`
+	// What they cost, as exact decimals.
+	UsedCost      string `protobuf:"bytes,9,opt,name=used_cost,json=usedCost,proto3" json:"used_cost,omitempty"`
+	OtherCost     string `protobuf:"bytes,10,opt,name=other_cost,json=otherCost,proto3" json:"other_cost,omitempty"`
+	IdleCost      string `protobuf:"bytes,11,opt,name=idle_cost,json=idleCost,proto3" json:"idle_cost,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkerTime) Reset() {
+	*x = WorkerTime{}
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkerTime) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkerTime) ProtoMessage() {}
+
+func (x *WorkerTime) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkerTime.ProtoReflect.Descriptor instead.
+func (*WorkerTime) Descriptor() ([]byte, []int) {
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *WorkerTime) GetStart() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Start
+	}
+	return nil
+}
+
+func (x *WorkerTime) GetWorkerSet() string {
+	if x != nil {
+		return x.WorkerSet
+	}
+	return ""
+}
+
+func (x *WorkerTime) GetPriceVersion() string {
+	if x != nil {
+		return x.PriceVersion
+	}
+	return ""
+}
+
+func (x *WorkerTime) GetCurrency() string {
+	if x != nil {
+		return x.Currency
+	}
+	return ""
+}
+
+func (x *WorkerTime) GetHourlyPrice() string {
+	if x != nil {
+		return x.HourlyPrice
+	}
+	return ""
+}
+
+func (x *WorkerTime) GetUsedSeconds() float64 {
+	if x != nil {
+		return x.UsedSeconds
+	}
+	return 0
+}
+
+func (x *WorkerTime) GetOtherSeconds() float64 {
+	if x != nil {
+		return x.OtherSeconds
+	}
+	return 0
+}
+
+func (x *WorkerTime) GetIdleSeconds() float64 {
+	if x != nil {
+		return x.IdleSeconds
+	}
+	return 0
+}
+
+func (x *WorkerTime) GetUsedCost() string {
+	if x != nil {
+		return x.UsedCost
+	}
+	return ""
+}
+
+func (x *WorkerTime) GetOtherCost() string {
+	if x != nil {
+		return x.OtherCost
+	}
+	return ""
+}
+
+func (x *WorkerTime) GetIdleCost() string {
+	if x != nil {
+		return x.IdleCost
+	}
+	return ""
+}
+
 // Row is a sum of usage. Fields that were not grouped by are empty.
 type Row struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -433,7 +585,7 @@ type Row struct {
 
 func (x *Row) Reset() {
 	*x = Row{}
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[3]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -445,7 +597,7 @@ func (x *Row) String() string {
 func (*Row) ProtoMessage() {}
 
 func (x *Row) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[3]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -458,7 +610,7 @@ func (x *Row) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Row.ProtoReflect.Descriptor instead.
 func (*Row) Descriptor() ([]byte, []int) {
-	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{3}
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Row) GetStart() *timestamppb.Timestamp {
@@ -553,13 +705,17 @@ type Sums struct {
 	InputPrice       string `protobuf:"bytes,18,opt,name=input_price,json=inputPrice,proto3" json:"input_price,omitempty"`
 	CachedInputPrice string `protobuf:"bytes,19,opt,name=cached_input_price,json=cachedInputPrice,proto3" json:"cached_input_price,omitempty"`
 	OutputPrice      string `protobuf:"bytes,20,opt,name=output_price,json=outputPrice,proto3" json:"output_price,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Seconds of workers that the requests caused, as far as they are divided.
+	GpuSeconds float64 `protobuf:"fixed64,21,opt,name=gpu_seconds,json=gpuSeconds,proto3" json:"gpu_seconds,omitempty"`
+	// Price of an hour of a worker, where price_version was grouped by.
+	HourlyPrice   string `protobuf:"bytes,22,opt,name=hourly_price,json=hourlyPrice,proto3" json:"hourly_price,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Sums) Reset() {
 	*x = Sums{}
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[4]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -571,7 +727,7 @@ func (x *Sums) String() string {
 func (*Sums) ProtoMessage() {}
 
 func (x *Sums) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[4]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -584,7 +740,7 @@ func (x *Sums) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sums.ProtoReflect.Descriptor instead.
 func (*Sums) Descriptor() ([]byte, []int) {
-	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{4}
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Sums) GetRequests() uint64 {
@@ -727,6 +883,20 @@ func (x *Sums) GetOutputPrice() string {
 	return ""
 }
 
+func (x *Sums) GetGpuSeconds() float64 {
+	if x != nil {
+		return x.GpuSeconds
+	}
+	return 0
+}
+
+func (x *Sums) GetHourlyPrice() string {
+	if x != nil {
+		return x.HourlyPrice
+	}
+	return ""
+}
+
 // ExportUsageRequest selects events.
 type ExportUsageRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -737,7 +907,7 @@ type ExportUsageRequest struct {
 
 func (x *ExportUsageRequest) Reset() {
 	*x = ExportUsageRequest{}
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[5]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -749,7 +919,7 @@ func (x *ExportUsageRequest) String() string {
 func (*ExportUsageRequest) ProtoMessage() {}
 
 func (x *ExportUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[5]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -762,7 +932,7 @@ func (x *ExportUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportUsageRequest.ProtoReflect.Descriptor instead.
 func (*ExportUsageRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{5}
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ExportUsageRequest) GetFilter() *Filter {
@@ -782,7 +952,7 @@ type ExportUsageResponse struct {
 
 func (x *ExportUsageResponse) Reset() {
 	*x = ExportUsageResponse{}
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[6]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -794,7 +964,7 @@ func (x *ExportUsageResponse) String() string {
 func (*ExportUsageResponse) ProtoMessage() {}
 
 func (x *ExportUsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[6]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -807,7 +977,7 @@ func (x *ExportUsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportUsageResponse.ProtoReflect.Descriptor instead.
 func (*ExportUsageResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{6}
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ExportUsageResponse) GetUsage() []*v1.Usage {
@@ -830,7 +1000,7 @@ type ObjectivesRequest struct {
 
 func (x *ObjectivesRequest) Reset() {
 	*x = ObjectivesRequest{}
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[7]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -842,7 +1012,7 @@ func (x *ObjectivesRequest) String() string {
 func (*ObjectivesRequest) ProtoMessage() {}
 
 func (x *ObjectivesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[7]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -855,7 +1025,7 @@ func (x *ObjectivesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectivesRequest.ProtoReflect.Descriptor instead.
 func (*ObjectivesRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{7}
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ObjectivesRequest) GetOwners() []string {
@@ -884,7 +1054,7 @@ type ObjectivesResponse struct {
 
 func (x *ObjectivesResponse) Reset() {
 	*x = ObjectivesResponse{}
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[8]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -896,7 +1066,7 @@ func (x *ObjectivesResponse) String() string {
 func (*ObjectivesResponse) ProtoMessage() {}
 
 func (x *ObjectivesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[8]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -909,7 +1079,7 @@ func (x *ObjectivesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectivesResponse.ProtoReflect.Descriptor instead.
 func (*ObjectivesResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{8}
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ObjectivesResponse) GetObjectives() []*ObjectiveState {
@@ -945,7 +1115,7 @@ type ObjectiveState struct {
 
 func (x *ObjectiveState) Reset() {
 	*x = ObjectiveState{}
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[9]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -957,7 +1127,7 @@ func (x *ObjectiveState) String() string {
 func (*ObjectiveState) ProtoMessage() {}
 
 func (x *ObjectiveState) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[9]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -970,7 +1140,7 @@ func (x *ObjectiveState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectiveState.ProtoReflect.Descriptor instead.
 func (*ObjectiveState) Descriptor() ([]byte, []int) {
-	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{9}
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ObjectiveState) GetObjective() *v11.Objective {
@@ -1042,7 +1212,7 @@ type Burn struct {
 
 func (x *Burn) Reset() {
 	*x = Burn{}
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[10]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1054,7 +1224,7 @@ func (x *Burn) String() string {
 func (*Burn) ProtoMessage() {}
 
 func (x *Burn) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[10]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1067,7 +1237,7 @@ func (x *Burn) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Burn.ProtoReflect.Descriptor instead.
 func (*Burn) Descriptor() ([]byte, []int) {
-	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{10}
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Burn) GetLong() *durationpb.Duration {
@@ -1146,7 +1316,7 @@ type CapacityRequest struct {
 
 func (x *CapacityRequest) Reset() {
 	*x = CapacityRequest{}
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[11]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1158,7 +1328,7 @@ func (x *CapacityRequest) String() string {
 func (*CapacityRequest) ProtoMessage() {}
 
 func (x *CapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[11]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1171,7 +1341,7 @@ func (x *CapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CapacityRequest.ProtoReflect.Descriptor instead.
 func (*CapacityRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{11}
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CapacityRequest) GetFrom() *timestamppb.Timestamp {
@@ -1228,7 +1398,7 @@ type TenantFactor struct {
 
 func (x *TenantFactor) Reset() {
 	*x = TenantFactor{}
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[12]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1240,7 +1410,7 @@ func (x *TenantFactor) String() string {
 func (*TenantFactor) ProtoMessage() {}
 
 func (x *TenantFactor) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[12]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1253,7 +1423,7 @@ func (x *TenantFactor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantFactor.ProtoReflect.Descriptor instead.
 func (*TenantFactor) Descriptor() ([]byte, []int) {
-	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{12}
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TenantFactor) GetTenant() string {
@@ -1280,7 +1450,7 @@ type CapacityResponse struct {
 
 func (x *CapacityResponse) Reset() {
 	*x = CapacityResponse{}
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[13]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1292,7 +1462,7 @@ func (x *CapacityResponse) String() string {
 func (*CapacityResponse) ProtoMessage() {}
 
 func (x *CapacityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[13]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1305,7 +1475,7 @@ func (x *CapacityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CapacityResponse.ProtoReflect.Descriptor instead.
 func (*CapacityResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{13}
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CapacityResponse) GetSets() []*SetCapacity {
@@ -1346,7 +1516,7 @@ type SetCapacity struct {
 
 func (x *SetCapacity) Reset() {
 	*x = SetCapacity{}
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[14]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1358,7 +1528,7 @@ func (x *SetCapacity) String() string {
 func (*SetCapacity) ProtoMessage() {}
 
 func (x *SetCapacity) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[14]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1371,7 +1541,7 @@ func (x *SetCapacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetCapacity.ProtoReflect.Descriptor instead.
 func (*SetCapacity) Descriptor() ([]byte, []int) {
-	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{14}
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SetCapacity) GetWorkerSet() string {
@@ -1486,7 +1656,7 @@ type CapacityPoint struct {
 
 func (x *CapacityPoint) Reset() {
 	*x = CapacityPoint{}
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[15]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1498,7 +1668,7 @@ func (x *CapacityPoint) String() string {
 func (*CapacityPoint) ProtoMessage() {}
 
 func (x *CapacityPoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[15]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1511,7 +1681,7 @@ func (x *CapacityPoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CapacityPoint.ProtoReflect.Descriptor instead.
 func (*CapacityPoint) Descriptor() ([]byte, []int) {
-	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{15}
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CapacityPoint) GetRate() float64 {
@@ -1562,7 +1732,7 @@ type TenantShare struct {
 
 func (x *TenantShare) Reset() {
 	*x = TenantShare{}
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[16]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1574,7 +1744,7 @@ func (x *TenantShare) String() string {
 func (*TenantShare) ProtoMessage() {}
 
 func (x *TenantShare) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[16]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1587,7 +1757,7 @@ func (x *TenantShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantShare.ProtoReflect.Descriptor instead.
 func (*TenantShare) Descriptor() ([]byte, []int) {
-	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{16}
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *TenantShare) GetTenant() string {
@@ -1670,7 +1840,7 @@ type LearnedSpeed struct {
 
 func (x *LearnedSpeed) Reset() {
 	*x = LearnedSpeed{}
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[17]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1682,7 +1852,7 @@ func (x *LearnedSpeed) String() string {
 func (*LearnedSpeed) ProtoMessage() {}
 
 func (x *LearnedSpeed) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[17]
+	mi := &file_kinference_accounting_v1_accounting_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1695,7 +1865,7 @@ func (x *LearnedSpeed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedSpeed.ProtoReflect.Descriptor instead.
 func (*LearnedSpeed) Descriptor() ([]byte, []int) {
-	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{17}
+	return file_kinference_accounting_v1_accounting_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *LearnedSpeed) GetStep() float64 {
@@ -1792,16 +1962,34 @@ const file_kinference_accounting_v1_accounting_proto_rawDesc = "" +
 	"\x02to\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02to\x12\x18\n" +
 	"\atenants\x18\x03 \x03(\tR\atenants\x12$\n" +
 	"\rorganisations\x18\x04 \x03(\tR\rorganisations\x12\x16\n" +
-	"\x06models\x18\x05 \x03(\tR\x06models\"\xbd\x01\n" +
+	"\x06models\x18\x05 \x03(\tR\x06models\"\xd7\x01\n" +
 	"\x11QueryUsageRequest\x128\n" +
 	"\x06filter\x18\x01 \x01(\v2 .kinference.accounting.v1.FilterR\x06filter\x122\n" +
 	"\x04step\x18\x02 \x01(\x0e2\x1e.kinference.accounting.v1.StepR\x04step\x12:\n" +
-	"\bgroup_by\x18\x03 \x03(\x0e2\x1f.kinference.accounting.v1.GroupR\agroupBy\"\x9a\x01\n" +
+	"\bgroup_by\x18\x03 \x03(\x0e2\x1f.kinference.accounting.v1.GroupR\agroupBy\x12\x18\n" +
+	"\aworkers\x18\x04 \x01(\bR\aworkers\"\xda\x01\n" +
 	"\x12QueryUsageResponse\x121\n" +
 	"\x04rows\x18\x01 \x03(\v2\x1d.kinference.accounting.v1.RowR\x04rows\x122\n" +
 	"\x06newest\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x06newest\x12\x15\n" +
-	"\x03lag\x18\x03 \x01(\x04H\x00R\x03lag\x88\x01\x01B\x06\n" +
-	"\x04_lag\"\xb9\x02\n" +
+	"\x03lag\x18\x03 \x01(\x04H\x00R\x03lag\x88\x01\x01\x12>\n" +
+	"\aworkers\x18\x04 \x03(\v2$.kinference.accounting.v1.WorkerTimeR\aworkersB\x06\n" +
+	"\x04_lag\"\x85\x03\n" +
+	"\n" +
+	"WorkerTime\x120\n" +
+	"\x05start\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05start\x12\x1d\n" +
+	"\n" +
+	"worker_set\x18\x02 \x01(\tR\tworkerSet\x12#\n" +
+	"\rprice_version\x18\x03 \x01(\tR\fpriceVersion\x12\x1a\n" +
+	"\bcurrency\x18\x04 \x01(\tR\bcurrency\x12!\n" +
+	"\fhourly_price\x18\x05 \x01(\tR\vhourlyPrice\x12!\n" +
+	"\fused_seconds\x18\x06 \x01(\x01R\vusedSeconds\x12#\n" +
+	"\rother_seconds\x18\a \x01(\x01R\fotherSeconds\x12!\n" +
+	"\fidle_seconds\x18\b \x01(\x01R\vidleSeconds\x12\x1b\n" +
+	"\tused_cost\x18\t \x01(\tR\busedCost\x12\x1d\n" +
+	"\n" +
+	"other_cost\x18\n" +
+	" \x01(\tR\totherCost\x12\x1b\n" +
+	"\tidle_cost\x18\v \x01(\tR\bidleCost\"\xb9\x02\n" +
 	"\x03Row\x120\n" +
 	"\x05start\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05start\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\"\n" +
@@ -1812,7 +2000,7 @@ const file_kinference_accounting_v1_accounting_proto_rawDesc = "" +
 	"\abackend\x18\x06 \x01(\tR\abackend\x12\x1a\n" +
 	"\bendpoint\x18\a \x01(\tR\bendpoint\x12#\n" +
 	"\rprice_version\x18\b \x01(\tR\fpriceVersion\x122\n" +
-	"\x04sums\x18\t \x01(\v2\x1e.kinference.accounting.v1.SumsR\x04sums\"\xe2\x04\n" +
+	"\x04sums\x18\t \x01(\v2\x1e.kinference.accounting.v1.SumsR\x04sums\"\xa6\x05\n" +
 	"\x04Sums\x12\x1a\n" +
 	"\brequests\x18\x01 \x01(\x04R\brequests\x12\x16\n" +
 	"\x06failed\x18\x02 \x01(\x04R\x06failed\x12\x1a\n" +
@@ -1837,7 +2025,10 @@ const file_kinference_accounting_v1_accounting_proto_rawDesc = "" +
 	"\vinput_price\x18\x12 \x01(\tR\n" +
 	"inputPrice\x12,\n" +
 	"\x12cached_input_price\x18\x13 \x01(\tR\x10cachedInputPrice\x12!\n" +
-	"\foutput_price\x18\x14 \x01(\tR\voutputPrice\"N\n" +
+	"\foutput_price\x18\x14 \x01(\tR\voutputPrice\x12\x1f\n" +
+	"\vgpu_seconds\x18\x15 \x01(\x01R\n" +
+	"gpuSeconds\x12!\n" +
+	"\fhourly_price\x18\x16 \x01(\tR\vhourlyPrice\"N\n" +
 	"\x12ExportUsageRequest\x128\n" +
 	"\x06filter\x18\x01 \x01(\v2 .kinference.accounting.v1.FilterR\x06filter\"G\n" +
 	"\x13ExportUsageResponse\x120\n" +
@@ -1976,7 +2167,7 @@ func file_kinference_accounting_v1_accounting_proto_rawDescGZIP() []byte {
 }
 
 var file_kinference_accounting_v1_accounting_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_kinference_accounting_v1_accounting_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_kinference_accounting_v1_accounting_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_kinference_accounting_v1_accounting_proto_goTypes = []any{
 	(Step)(0),                     // 0: kinference.accounting.v1.Step
 	(Group)(0),                    // 1: kinference.accounting.v1.Group
@@ -1984,69 +2175,72 @@ var file_kinference_accounting_v1_accounting_proto_goTypes = []any{
 	(*Filter)(nil),                // 3: kinference.accounting.v1.Filter
 	(*QueryUsageRequest)(nil),     // 4: kinference.accounting.v1.QueryUsageRequest
 	(*QueryUsageResponse)(nil),    // 5: kinference.accounting.v1.QueryUsageResponse
-	(*Row)(nil),                   // 6: kinference.accounting.v1.Row
-	(*Sums)(nil),                  // 7: kinference.accounting.v1.Sums
-	(*ExportUsageRequest)(nil),    // 8: kinference.accounting.v1.ExportUsageRequest
-	(*ExportUsageResponse)(nil),   // 9: kinference.accounting.v1.ExportUsageResponse
-	(*ObjectivesRequest)(nil),     // 10: kinference.accounting.v1.ObjectivesRequest
-	(*ObjectivesResponse)(nil),    // 11: kinference.accounting.v1.ObjectivesResponse
-	(*ObjectiveState)(nil),        // 12: kinference.accounting.v1.ObjectiveState
-	(*Burn)(nil),                  // 13: kinference.accounting.v1.Burn
-	(*CapacityRequest)(nil),       // 14: kinference.accounting.v1.CapacityRequest
-	(*TenantFactor)(nil),          // 15: kinference.accounting.v1.TenantFactor
-	(*CapacityResponse)(nil),      // 16: kinference.accounting.v1.CapacityResponse
-	(*SetCapacity)(nil),           // 17: kinference.accounting.v1.SetCapacity
-	(*CapacityPoint)(nil),         // 18: kinference.accounting.v1.CapacityPoint
-	(*TenantShare)(nil),           // 19: kinference.accounting.v1.TenantShare
-	(*LearnedSpeed)(nil),          // 20: kinference.accounting.v1.LearnedSpeed
-	(*timestamppb.Timestamp)(nil), // 21: google.protobuf.Timestamp
-	(*v1.Usage)(nil),              // 22: kinference.usage.v1.Usage
-	(*v11.Objective)(nil),         // 23: kinference.router.v1.Objective
-	(*durationpb.Duration)(nil),   // 24: google.protobuf.Duration
+	(*WorkerTime)(nil),            // 6: kinference.accounting.v1.WorkerTime
+	(*Row)(nil),                   // 7: kinference.accounting.v1.Row
+	(*Sums)(nil),                  // 8: kinference.accounting.v1.Sums
+	(*ExportUsageRequest)(nil),    // 9: kinference.accounting.v1.ExportUsageRequest
+	(*ExportUsageResponse)(nil),   // 10: kinference.accounting.v1.ExportUsageResponse
+	(*ObjectivesRequest)(nil),     // 11: kinference.accounting.v1.ObjectivesRequest
+	(*ObjectivesResponse)(nil),    // 12: kinference.accounting.v1.ObjectivesResponse
+	(*ObjectiveState)(nil),        // 13: kinference.accounting.v1.ObjectiveState
+	(*Burn)(nil),                  // 14: kinference.accounting.v1.Burn
+	(*CapacityRequest)(nil),       // 15: kinference.accounting.v1.CapacityRequest
+	(*TenantFactor)(nil),          // 16: kinference.accounting.v1.TenantFactor
+	(*CapacityResponse)(nil),      // 17: kinference.accounting.v1.CapacityResponse
+	(*SetCapacity)(nil),           // 18: kinference.accounting.v1.SetCapacity
+	(*CapacityPoint)(nil),         // 19: kinference.accounting.v1.CapacityPoint
+	(*TenantShare)(nil),           // 20: kinference.accounting.v1.TenantShare
+	(*LearnedSpeed)(nil),          // 21: kinference.accounting.v1.LearnedSpeed
+	(*timestamppb.Timestamp)(nil), // 22: google.protobuf.Timestamp
+	(*v1.Usage)(nil),              // 23: kinference.usage.v1.Usage
+	(*v11.Objective)(nil),         // 24: kinference.router.v1.Objective
+	(*durationpb.Duration)(nil),   // 25: google.protobuf.Duration
 }
 var file_kinference_accounting_v1_accounting_proto_depIdxs = []int32{
-	21, // 0: kinference.accounting.v1.Filter.from:type_name -> google.protobuf.Timestamp
-	21, // 1: kinference.accounting.v1.Filter.to:type_name -> google.protobuf.Timestamp
+	22, // 0: kinference.accounting.v1.Filter.from:type_name -> google.protobuf.Timestamp
+	22, // 1: kinference.accounting.v1.Filter.to:type_name -> google.protobuf.Timestamp
 	3,  // 2: kinference.accounting.v1.QueryUsageRequest.filter:type_name -> kinference.accounting.v1.Filter
 	0,  // 3: kinference.accounting.v1.QueryUsageRequest.step:type_name -> kinference.accounting.v1.Step
 	1,  // 4: kinference.accounting.v1.QueryUsageRequest.group_by:type_name -> kinference.accounting.v1.Group
-	6,  // 5: kinference.accounting.v1.QueryUsageResponse.rows:type_name -> kinference.accounting.v1.Row
-	21, // 6: kinference.accounting.v1.QueryUsageResponse.newest:type_name -> google.protobuf.Timestamp
-	21, // 7: kinference.accounting.v1.Row.start:type_name -> google.protobuf.Timestamp
-	7,  // 8: kinference.accounting.v1.Row.sums:type_name -> kinference.accounting.v1.Sums
-	3,  // 9: kinference.accounting.v1.ExportUsageRequest.filter:type_name -> kinference.accounting.v1.Filter
-	22, // 10: kinference.accounting.v1.ExportUsageResponse.usage:type_name -> kinference.usage.v1.Usage
-	12, // 11: kinference.accounting.v1.ObjectivesResponse.objectives:type_name -> kinference.accounting.v1.ObjectiveState
-	23, // 12: kinference.accounting.v1.ObjectiveState.objective:type_name -> kinference.router.v1.Objective
-	13, // 13: kinference.accounting.v1.ObjectiveState.burns:type_name -> kinference.accounting.v1.Burn
-	2,  // 14: kinference.accounting.v1.ObjectiveState.alert:type_name -> kinference.accounting.v1.Alert
-	24, // 15: kinference.accounting.v1.Burn.long:type_name -> google.protobuf.Duration
-	24, // 16: kinference.accounting.v1.Burn.short:type_name -> google.protobuf.Duration
-	2,  // 17: kinference.accounting.v1.Burn.alert:type_name -> kinference.accounting.v1.Alert
-	21, // 18: kinference.accounting.v1.CapacityRequest.from:type_name -> google.protobuf.Timestamp
-	21, // 19: kinference.accounting.v1.CapacityRequest.to:type_name -> google.protobuf.Timestamp
-	24, // 20: kinference.accounting.v1.CapacityRequest.ttft:type_name -> google.protobuf.Duration
-	15, // 21: kinference.accounting.v1.CapacityRequest.tenants:type_name -> kinference.accounting.v1.TenantFactor
-	17, // 22: kinference.accounting.v1.CapacityResponse.sets:type_name -> kinference.accounting.v1.SetCapacity
-	18, // 23: kinference.accounting.v1.SetCapacity.curve:type_name -> kinference.accounting.v1.CapacityPoint
-	24, // 24: kinference.accounting.v1.SetCapacity.ttft_observed:type_name -> google.protobuf.Duration
-	24, // 25: kinference.accounting.v1.SetCapacity.ttft_predicted:type_name -> google.protobuf.Duration
-	19, // 26: kinference.accounting.v1.SetCapacity.tenants:type_name -> kinference.accounting.v1.TenantShare
-	20, // 27: kinference.accounting.v1.SetCapacity.speed:type_name -> kinference.accounting.v1.LearnedSpeed
-	24, // 28: kinference.accounting.v1.CapacityPoint.ttft_p90:type_name -> google.protobuf.Duration
-	4,  // 29: kinference.accounting.v1.AccountingService.QueryUsage:input_type -> kinference.accounting.v1.QueryUsageRequest
-	8,  // 30: kinference.accounting.v1.AccountingService.ExportUsage:input_type -> kinference.accounting.v1.ExportUsageRequest
-	10, // 31: kinference.accounting.v1.AccountingService.Objectives:input_type -> kinference.accounting.v1.ObjectivesRequest
-	14, // 32: kinference.accounting.v1.AccountingService.Capacity:input_type -> kinference.accounting.v1.CapacityRequest
-	5,  // 33: kinference.accounting.v1.AccountingService.QueryUsage:output_type -> kinference.accounting.v1.QueryUsageResponse
-	9,  // 34: kinference.accounting.v1.AccountingService.ExportUsage:output_type -> kinference.accounting.v1.ExportUsageResponse
-	11, // 35: kinference.accounting.v1.AccountingService.Objectives:output_type -> kinference.accounting.v1.ObjectivesResponse
-	16, // 36: kinference.accounting.v1.AccountingService.Capacity:output_type -> kinference.accounting.v1.CapacityResponse
-	33, // [33:37] is the sub-list for method output_type
-	29, // [29:33] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	7,  // 5: kinference.accounting.v1.QueryUsageResponse.rows:type_name -> kinference.accounting.v1.Row
+	22, // 6: kinference.accounting.v1.QueryUsageResponse.newest:type_name -> google.protobuf.Timestamp
+	6,  // 7: kinference.accounting.v1.QueryUsageResponse.workers:type_name -> kinference.accounting.v1.WorkerTime
+	22, // 8: kinference.accounting.v1.WorkerTime.start:type_name -> google.protobuf.Timestamp
+	22, // 9: kinference.accounting.v1.Row.start:type_name -> google.protobuf.Timestamp
+	8,  // 10: kinference.accounting.v1.Row.sums:type_name -> kinference.accounting.v1.Sums
+	3,  // 11: kinference.accounting.v1.ExportUsageRequest.filter:type_name -> kinference.accounting.v1.Filter
+	23, // 12: kinference.accounting.v1.ExportUsageResponse.usage:type_name -> kinference.usage.v1.Usage
+	13, // 13: kinference.accounting.v1.ObjectivesResponse.objectives:type_name -> kinference.accounting.v1.ObjectiveState
+	24, // 14: kinference.accounting.v1.ObjectiveState.objective:type_name -> kinference.router.v1.Objective
+	14, // 15: kinference.accounting.v1.ObjectiveState.burns:type_name -> kinference.accounting.v1.Burn
+	2,  // 16: kinference.accounting.v1.ObjectiveState.alert:type_name -> kinference.accounting.v1.Alert
+	25, // 17: kinference.accounting.v1.Burn.long:type_name -> google.protobuf.Duration
+	25, // 18: kinference.accounting.v1.Burn.short:type_name -> google.protobuf.Duration
+	2,  // 19: kinference.accounting.v1.Burn.alert:type_name -> kinference.accounting.v1.Alert
+	22, // 20: kinference.accounting.v1.CapacityRequest.from:type_name -> google.protobuf.Timestamp
+	22, // 21: kinference.accounting.v1.CapacityRequest.to:type_name -> google.protobuf.Timestamp
+	25, // 22: kinference.accounting.v1.CapacityRequest.ttft:type_name -> google.protobuf.Duration
+	16, // 23: kinference.accounting.v1.CapacityRequest.tenants:type_name -> kinference.accounting.v1.TenantFactor
+	18, // 24: kinference.accounting.v1.CapacityResponse.sets:type_name -> kinference.accounting.v1.SetCapacity
+	19, // 25: kinference.accounting.v1.SetCapacity.curve:type_name -> kinference.accounting.v1.CapacityPoint
+	25, // 26: kinference.accounting.v1.SetCapacity.ttft_observed:type_name -> google.protobuf.Duration
+	25, // 27: kinference.accounting.v1.SetCapacity.ttft_predicted:type_name -> google.protobuf.Duration
+	20, // 28: kinference.accounting.v1.SetCapacity.tenants:type_name -> kinference.accounting.v1.TenantShare
+	21, // 29: kinference.accounting.v1.SetCapacity.speed:type_name -> kinference.accounting.v1.LearnedSpeed
+	25, // 30: kinference.accounting.v1.CapacityPoint.ttft_p90:type_name -> google.protobuf.Duration
+	4,  // 31: kinference.accounting.v1.AccountingService.QueryUsage:input_type -> kinference.accounting.v1.QueryUsageRequest
+	9,  // 32: kinference.accounting.v1.AccountingService.ExportUsage:input_type -> kinference.accounting.v1.ExportUsageRequest
+	11, // 33: kinference.accounting.v1.AccountingService.Objectives:input_type -> kinference.accounting.v1.ObjectivesRequest
+	15, // 34: kinference.accounting.v1.AccountingService.Capacity:input_type -> kinference.accounting.v1.CapacityRequest
+	5,  // 35: kinference.accounting.v1.AccountingService.QueryUsage:output_type -> kinference.accounting.v1.QueryUsageResponse
+	10, // 36: kinference.accounting.v1.AccountingService.ExportUsage:output_type -> kinference.accounting.v1.ExportUsageResponse
+	12, // 37: kinference.accounting.v1.AccountingService.Objectives:output_type -> kinference.accounting.v1.ObjectivesResponse
+	17, // 38: kinference.accounting.v1.AccountingService.Capacity:output_type -> kinference.accounting.v1.CapacityResponse
+	35, // [35:39] is the sub-list for method output_type
+	31, // [31:35] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_kinference_accounting_v1_accounting_proto_init() }
@@ -2055,14 +2249,14 @@ func file_kinference_accounting_v1_accounting_proto_init() {
 		return
 	}
 	file_kinference_accounting_v1_accounting_proto_msgTypes[2].OneofWrappers = []any{}
-	file_kinference_accounting_v1_accounting_proto_msgTypes[9].OneofWrappers = []any{}
+	file_kinference_accounting_v1_accounting_proto_msgTypes[10].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kinference_accounting_v1_accounting_proto_rawDesc), len(file_kinference_accounting_v1_accounting_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   18,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -956,9 +956,11 @@ type RouteResponse struct {
 	RetryOn  []string `protobuf:"bytes,3,rep,name=retry_on,json=retryOn,proto3" json:"retry_on,omitempty"`
 	// The rule that decided, as namespace/policy/rule, the pool as namespace/name,
 	// and how long the request waited in the router's queue.
-	Rule          string               `protobuf:"bytes,4,opt,name=rule,proto3" json:"rule,omitempty"`
-	Pool          string               `protobuf:"bytes,5,opt,name=pool,proto3" json:"pool,omitempty"`
-	Queued        *durationpb.Duration `protobuf:"bytes,6,opt,name=queued,proto3" json:"queued,omitempty"`
+	Rule   string               `protobuf:"bytes,4,opt,name=rule,proto3" json:"rule,omitempty"`
+	Pool   string               `protobuf:"bytes,5,opt,name=pool,proto3" json:"pool,omitempty"`
+	Queued *durationpb.Duration `protobuf:"bytes,6,opt,name=queued,proto3" json:"queued,omitempty"`
+	// When the next endpoint is asked as well; absent: never.
+	Hedge         *Hedge `protobuf:"bytes,7,opt,name=hedge,proto3" json:"hedge,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1035,6 +1037,69 @@ func (x *RouteResponse) GetQueued() *durationpb.Duration {
 	return nil
 }
 
+func (x *RouteResponse) GetHedge() *Hedge {
+	if x != nil {
+		return x.Hedge
+	}
+	return nil
+}
+
+// Hedge says when the next endpoint of a stream is asked as well.
+type Hedge struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How long the first one has for its first content.
+	After *durationpb.Duration `protobuf:"bytes,1,opt,name=after,proto3" json:"after,omitempty"`
+	// Share of recent streams, in percent, whose time it has if that is longer; 0:
+	// after decides alone.
+	Percentile    uint32 `protobuf:"varint,2,opt,name=percentile,proto3" json:"percentile,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Hedge) Reset() {
+	*x = Hedge{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Hedge) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Hedge) ProtoMessage() {}
+
+func (x *Hedge) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Hedge.ProtoReflect.Descriptor instead.
+func (*Hedge) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Hedge) GetAfter() *durationpb.Duration {
+	if x != nil {
+		return x.After
+	}
+	return nil
+}
+
+func (x *Hedge) GetPercentile() uint32 {
+	if x != nil {
+		return x.Percentile
+	}
+	return 0
+}
+
 // Rejection is the detail of an error that a policy's rule decided.
 type Rejection struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1049,7 +1114,7 @@ type Rejection struct {
 
 func (x *Rejection) Reset() {
 	*x = Rejection{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[7]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1061,7 +1126,7 @@ func (x *Rejection) String() string {
 func (*Rejection) ProtoMessage() {}
 
 func (x *Rejection) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[7]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1074,7 +1139,7 @@ func (x *Rejection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rejection.ProtoReflect.Descriptor instead.
 func (*Rejection) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{7}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Rejection) GetReason() string {
@@ -1128,7 +1193,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1140,7 +1205,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1153,7 +1218,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{8}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Endpoint) GetWorker() string {
@@ -1253,7 +1318,7 @@ type ProviderTarget struct {
 
 func (x *ProviderTarget) Reset() {
 	*x = ProviderTarget{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1265,7 +1330,7 @@ func (x *ProviderTarget) String() string {
 func (*ProviderTarget) ProtoMessage() {}
 
 func (x *ProviderTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1278,7 +1343,7 @@ func (x *ProviderTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProviderTarget.ProtoReflect.Descriptor instead.
 func (*ProviderTarget) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{9}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ProviderTarget) GetSchema() string {
@@ -1366,7 +1431,7 @@ type TagBar struct {
 
 func (x *TagBar) Reset() {
 	*x = TagBar{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1378,7 +1443,7 @@ func (x *TagBar) String() string {
 func (*TagBar) ProtoMessage() {}
 
 func (x *TagBar) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1391,7 +1456,7 @@ func (x *TagBar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagBar.ProtoReflect.Descriptor instead.
 func (*TagBar) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{10}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *TagBar) GetAll() []string {
@@ -1434,7 +1499,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1446,7 +1511,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1459,7 +1524,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{11}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ReportRequest) GetReports() []*Report {
@@ -1490,7 +1555,7 @@ type ParityReport struct {
 
 func (x *ParityReport) Reset() {
 	*x = ParityReport{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1502,7 +1567,7 @@ func (x *ParityReport) String() string {
 func (*ParityReport) ProtoMessage() {}
 
 func (x *ParityReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1515,7 +1580,7 @@ func (x *ParityReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParityReport.ProtoReflect.Descriptor instead.
 func (*ParityReport) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{12}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ParityReport) GetIngress() string {
@@ -1551,7 +1616,7 @@ type Parity struct {
 
 func (x *Parity) Reset() {
 	*x = Parity{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1563,7 +1628,7 @@ func (x *Parity) String() string {
 func (*Parity) ProtoMessage() {}
 
 func (x *Parity) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1576,7 +1641,7 @@ func (x *Parity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Parity.ProtoReflect.Descriptor instead.
 func (*Parity) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{13}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Parity) GetProfile() string {
@@ -1632,7 +1697,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1644,7 +1709,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1657,7 +1722,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{14}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Report) GetRequestId() string {
@@ -1735,7 +1800,7 @@ type Moved struct {
 
 func (x *Moved) Reset() {
 	*x = Moved{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1747,7 +1812,7 @@ func (x *Moved) String() string {
 func (*Moved) ProtoMessage() {}
 
 func (x *Moved) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1760,7 +1825,7 @@ func (x *Moved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Moved.ProtoReflect.Descriptor instead.
 func (*Moved) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{15}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Moved) GetWorker() string {
@@ -1788,7 +1853,7 @@ type FirstToken struct {
 
 func (x *FirstToken) Reset() {
 	*x = FirstToken{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1800,7 +1865,7 @@ func (x *FirstToken) String() string {
 func (*FirstToken) ProtoMessage() {}
 
 func (x *FirstToken) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1813,7 +1878,7 @@ func (x *FirstToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FirstToken.ProtoReflect.Descriptor instead.
 func (*FirstToken) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{16}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *FirstToken) GetTtft() *durationpb.Duration {
@@ -1838,7 +1903,7 @@ type Done struct {
 
 func (x *Done) Reset() {
 	*x = Done{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1850,7 +1915,7 @@ func (x *Done) String() string {
 func (*Done) ProtoMessage() {}
 
 func (x *Done) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1863,7 +1928,7 @@ func (x *Done) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Done.ProtoReflect.Descriptor instead.
 func (*Done) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{17}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Done) GetOutcome() Outcome {
@@ -1903,7 +1968,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1915,7 +1980,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1928,7 +1993,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{18}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{19}
 }
 
 // WatchCatalogRequest has no fields.
@@ -1940,7 +2005,7 @@ type WatchCatalogRequest struct {
 
 func (x *WatchCatalogRequest) Reset() {
 	*x = WatchCatalogRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1952,7 +2017,7 @@ func (x *WatchCatalogRequest) String() string {
 func (*WatchCatalogRequest) ProtoMessage() {}
 
 func (x *WatchCatalogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1965,7 +2030,7 @@ func (x *WatchCatalogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchCatalogRequest.ProtoReflect.Descriptor instead.
 func (*WatchCatalogRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{19}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{20}
 }
 
 // WatchCatalogResponse carries a whole catalog.
@@ -1978,7 +2043,7 @@ type WatchCatalogResponse struct {
 
 func (x *WatchCatalogResponse) Reset() {
 	*x = WatchCatalogResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1990,7 +2055,7 @@ func (x *WatchCatalogResponse) String() string {
 func (*WatchCatalogResponse) ProtoMessage() {}
 
 func (x *WatchCatalogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2003,7 +2068,7 @@ func (x *WatchCatalogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchCatalogResponse.ProtoReflect.Descriptor instead.
 func (*WatchCatalogResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{20}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *WatchCatalogResponse) GetCatalog() *Catalog {
@@ -2040,14 +2105,16 @@ type Catalog struct {
 	// What backends cost, as far as the resources say.
 	Prices []*Price `protobuf:"bytes,20,rep,name=prices,proto3" json:"prices,omitempty"`
 	// Objectives of pools and tenants.
-	Objectives    []*Objective `protobuf:"bytes,21,rep,name=objectives,proto3" json:"objectives,omitempty"`
+	Objectives []*Objective `protobuf:"bytes,21,rep,name=objectives,proto3" json:"objectives,omitempty"`
+	// InferenceWorkerSets, by name.
+	WorkerSets    []*WorkerSet `protobuf:"bytes,22,rep,name=worker_sets,json=workerSets,proto3" json:"worker_sets,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Catalog) Reset() {
 	*x = Catalog{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2059,7 +2126,7 @@ func (x *Catalog) String() string {
 func (*Catalog) ProtoMessage() {}
 
 func (x *Catalog) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2072,7 +2139,7 @@ func (x *Catalog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Catalog.ProtoReflect.Descriptor instead.
 func (*Catalog) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{21}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Catalog) GetVersion() uint64 {
@@ -2166,6 +2233,77 @@ func (x *Catalog) GetObjectives() []*Objective {
 	return nil
 }
 
+func (x *Catalog) GetWorkerSets() []*WorkerSet {
+	if x != nil {
+		return x.WorkerSets
+	}
+	return nil
+}
+
+// WorkerSet is what is known of the workers of an InferenceWorkerSet.
+type WorkerSet struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As namespace/name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Class of accelerator, such as l40s; empty: unknown.
+	Accelerator string `protobuf:"bytes,2,opt,name=accelerator,proto3" json:"accelerator,omitempty"`
+	// Tokens that a step of the engine has at most; 0: unknown.
+	MaxBatchedTokens uint32 `protobuf:"varint,3,opt,name=max_batched_tokens,json=maxBatchedTokens,proto3" json:"max_batched_tokens,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *WorkerSet) Reset() {
+	*x = WorkerSet{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkerSet) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkerSet) ProtoMessage() {}
+
+func (x *WorkerSet) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkerSet.ProtoReflect.Descriptor instead.
+func (*WorkerSet) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *WorkerSet) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *WorkerSet) GetAccelerator() string {
+	if x != nil {
+		return x.Accelerator
+	}
+	return ""
+}
+
+func (x *WorkerSet) GetMaxBatchedTokens() uint32 {
+	if x != nil {
+		return x.MaxBatchedTokens
+	}
+	return 0
+}
+
 // CustomTags are the tags that the policies of a namespace define, those on dry run
 // too.
 type CustomTags struct {
@@ -2179,7 +2317,7 @@ type CustomTags struct {
 
 func (x *CustomTags) Reset() {
 	*x = CustomTags{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2191,7 +2329,7 @@ func (x *CustomTags) String() string {
 func (*CustomTags) ProtoMessage() {}
 
 func (x *CustomTags) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2204,7 +2342,7 @@ func (x *CustomTags) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CustomTags.ProtoReflect.Descriptor instead.
 func (*CustomTags) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{22}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CustomTags) GetNamespace() string {
@@ -2246,7 +2384,7 @@ type Objective struct {
 
 func (x *Objective) Reset() {
 	*x = Objective{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2258,7 +2396,7 @@ func (x *Objective) String() string {
 func (*Objective) ProtoMessage() {}
 
 func (x *Objective) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2271,7 +2409,7 @@ func (x *Objective) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Objective.ProtoReflect.Descriptor instead.
 func (*Objective) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{23}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Objective) GetKind() string {
@@ -2369,7 +2507,7 @@ type Price struct {
 
 func (x *Price) Reset() {
 	*x = Price{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2381,7 +2519,7 @@ func (x *Price) String() string {
 func (*Price) ProtoMessage() {}
 
 func (x *Price) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2394,7 +2532,7 @@ func (x *Price) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Price.ProtoReflect.Descriptor instead.
 func (*Price) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{24}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Price) GetBackend() string {
@@ -2473,7 +2611,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2485,7 +2623,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2498,7 +2636,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{25}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Pool) GetName() string {
@@ -2547,7 +2685,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2559,7 +2697,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2572,7 +2710,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{26}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Backend) GetName() string {
@@ -2681,7 +2819,7 @@ type JwtIssuer struct {
 
 func (x *JwtIssuer) Reset() {
 	*x = JwtIssuer{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2693,7 +2831,7 @@ func (x *JwtIssuer) String() string {
 func (*JwtIssuer) ProtoMessage() {}
 
 func (x *JwtIssuer) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2706,7 +2844,7 @@ func (x *JwtIssuer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JwtIssuer.ProtoReflect.Descriptor instead.
 func (*JwtIssuer) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{27}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *JwtIssuer) GetIssuer() string {
@@ -2772,7 +2910,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2784,7 +2922,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2797,7 +2935,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{28}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Tenant) GetName() string {
@@ -2910,7 +3048,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2922,7 +3060,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2935,7 +3073,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{29}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Key) GetId() string {
@@ -2985,7 +3123,7 @@ type ClaimIdentity struct {
 
 func (x *ClaimIdentity) Reset() {
 	*x = ClaimIdentity{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2997,7 +3135,7 @@ func (x *ClaimIdentity) String() string {
 func (*ClaimIdentity) ProtoMessage() {}
 
 func (x *ClaimIdentity) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3010,7 +3148,7 @@ func (x *ClaimIdentity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimIdentity.ProtoReflect.Descriptor instead.
 func (*ClaimIdentity) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{30}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ClaimIdentity) GetIssuer() string {
@@ -3053,7 +3191,7 @@ type LimitPolicy struct {
 
 func (x *LimitPolicy) Reset() {
 	*x = LimitPolicy{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3065,7 +3203,7 @@ func (x *LimitPolicy) String() string {
 func (*LimitPolicy) ProtoMessage() {}
 
 func (x *LimitPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3078,7 +3216,7 @@ func (x *LimitPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitPolicy.ProtoReflect.Descriptor instead.
 func (*LimitPolicy) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{31}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *LimitPolicy) GetName() string {
@@ -3147,7 +3285,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3159,7 +3297,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3172,7 +3310,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{32}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Limit) GetName() string {
@@ -3327,7 +3465,7 @@ type TokenLimit struct {
 
 func (x *TokenLimit) Reset() {
 	*x = TokenLimit{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3339,7 +3477,7 @@ func (x *TokenLimit) String() string {
 func (*TokenLimit) ProtoMessage() {}
 
 func (x *TokenLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3352,7 +3490,7 @@ func (x *TokenLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenLimit.ProtoReflect.Descriptor instead.
 func (*TokenLimit) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{33}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *TokenLimit) GetSort() TokenSort {
@@ -3402,7 +3540,7 @@ type CostLimit struct {
 
 func (x *CostLimit) Reset() {
 	*x = CostLimit{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3414,7 +3552,7 @@ func (x *CostLimit) String() string {
 func (*CostLimit) ProtoMessage() {}
 
 func (x *CostLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3427,7 +3565,7 @@ func (x *CostLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CostLimit.ProtoReflect.Descriptor instead.
 func (*CostLimit) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{34}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CostLimit) GetAmountMicros() int64 {
@@ -3456,7 +3594,7 @@ type Calendar struct {
 
 func (x *Calendar) Reset() {
 	*x = Calendar{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3468,7 +3606,7 @@ func (x *Calendar) String() string {
 func (*Calendar) ProtoMessage() {}
 
 func (x *Calendar) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3481,7 +3619,7 @@ func (x *Calendar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Calendar.ProtoReflect.Descriptor instead.
 func (*Calendar) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{35}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Calendar) GetPeriod() CalendarPeriod {
@@ -3528,7 +3666,7 @@ type Model struct {
 
 func (x *Model) Reset() {
 	*x = Model{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3540,7 +3678,7 @@ func (x *Model) String() string {
 func (*Model) ProtoMessage() {}
 
 func (x *Model) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3553,7 +3691,7 @@ func (x *Model) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Model.ProtoReflect.Descriptor instead.
 func (*Model) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{36}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Model) GetName() string {
@@ -3663,7 +3801,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[37]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3675,7 +3813,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[37]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3688,7 +3826,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{37}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Profile) GetId() string {
@@ -3789,7 +3927,7 @@ type Worker struct {
 
 func (x *Worker) Reset() {
 	*x = Worker{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[38]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3801,7 +3939,7 @@ func (x *Worker) String() string {
 func (*Worker) ProtoMessage() {}
 
 func (x *Worker) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[38]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3814,7 +3952,7 @@ func (x *Worker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Worker.ProtoReflect.Descriptor instead.
 func (*Worker) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{38}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Worker) GetUid() string {
@@ -3955,14 +4093,20 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\n" +
 	"block_size\x18\x03 \x01(\rR\tblockSize\x12!\n" +
 	"\fblock_hashes\x18\x04 \x03(\x06R\vblockHashes\x12 \n" +
-	"\vapproximate\x18\x05 \x01(\bR\vapproximate\"\xdf\x01\n" +
+	"\vapproximate\x18\x05 \x01(\bR\vapproximate\"\x92\x02\n" +
 	"\rRouteResponse\x12<\n" +
 	"\tendpoints\x18\x01 \x03(\v2\x1e.kinference.router.v1.EndpointR\tendpoints\x12\x1a\n" +
 	"\battempts\x18\x02 \x01(\rR\battempts\x12\x19\n" +
 	"\bretry_on\x18\x03 \x03(\tR\aretryOn\x12\x12\n" +
 	"\x04rule\x18\x04 \x01(\tR\x04rule\x12\x12\n" +
 	"\x04pool\x18\x05 \x01(\tR\x04pool\x121\n" +
-	"\x06queued\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x06queued\"Q\n" +
+	"\x06queued\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x06queued\x121\n" +
+	"\x05hedge\x18\a \x01(\v2\x1b.kinference.router.v1.HedgeR\x05hedge\"X\n" +
+	"\x05Hedge\x12/\n" +
+	"\x05after\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05after\x12\x1e\n" +
+	"\n" +
+	"percentile\x18\x02 \x01(\rR\n" +
+	"percentile\"Q\n" +
 	"\tRejection\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x12\n" +
@@ -4035,7 +4179,7 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\x0eReportResponse\"\x15\n" +
 	"\x13WatchCatalogRequest\"O\n" +
 	"\x14WatchCatalogResponse\x127\n" +
-	"\acatalog\x18\x01 \x01(\v2\x1d.kinference.router.v1.CatalogR\acatalog\"\x8b\x06\n" +
+	"\acatalog\x18\x01 \x01(\v2\x1d.kinference.router.v1.CatalogR\acatalog\"\xcd\x06\n" +
 	"\aCatalog\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x123\n" +
 	"\x06models\x18\x02 \x03(\v2\x1b.kinference.router.v1.ModelR\x06models\x129\n" +
@@ -4053,10 +4197,16 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\x06prices\x18\x14 \x03(\v2\x1b.kinference.router.v1.PriceR\x06prices\x12?\n" +
 	"\n" +
 	"objectives\x18\x15 \x03(\v2\x1f.kinference.router.v1.ObjectiveR\n" +
-	"objectives\x1a9\n" +
+	"objectives\x12@\n" +
+	"\vworker_sets\x18\x16 \x03(\v2\x1f.kinference.router.v1.WorkerSetR\n" +
+	"workerSets\x1a9\n" +
 	"\vEpochsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"G\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"o\n" +
+	"\tWorkerSet\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
+	"\vaccelerator\x18\x02 \x01(\tR\vaccelerator\x12,\n" +
+	"\x12max_batched_tokens\x18\x03 \x01(\rR\x10maxBatchedTokens\"G\n" +
 	"\n" +
 	"CustomTags\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1b\n" +
@@ -4280,7 +4430,7 @@ func file_kinference_router_v1_router_proto_rawDescGZIP() []byte {
 }
 
 var file_kinference_router_v1_router_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_kinference_router_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_kinference_router_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_kinference_router_v1_router_proto_goTypes = []any{
 	(ParityState)(0),             // 0: kinference.router.v1.ParityState
 	(ParityCause)(0),             // 1: kinference.router.v1.ParityCause
@@ -4296,112 +4446,117 @@ var file_kinference_router_v1_router_proto_goTypes = []any{
 	(*UnknownTag)(nil),           // 11: kinference.router.v1.UnknownTag
 	(*Prompt)(nil),               // 12: kinference.router.v1.Prompt
 	(*RouteResponse)(nil),        // 13: kinference.router.v1.RouteResponse
-	(*Rejection)(nil),            // 14: kinference.router.v1.Rejection
-	(*Endpoint)(nil),             // 15: kinference.router.v1.Endpoint
-	(*ProviderTarget)(nil),       // 16: kinference.router.v1.ProviderTarget
-	(*TagBar)(nil),               // 17: kinference.router.v1.TagBar
-	(*ReportRequest)(nil),        // 18: kinference.router.v1.ReportRequest
-	(*ParityReport)(nil),         // 19: kinference.router.v1.ParityReport
-	(*Parity)(nil),               // 20: kinference.router.v1.Parity
-	(*Report)(nil),               // 21: kinference.router.v1.Report
-	(*Moved)(nil),                // 22: kinference.router.v1.Moved
-	(*FirstToken)(nil),           // 23: kinference.router.v1.FirstToken
-	(*Done)(nil),                 // 24: kinference.router.v1.Done
-	(*ReportResponse)(nil),       // 25: kinference.router.v1.ReportResponse
-	(*WatchCatalogRequest)(nil),  // 26: kinference.router.v1.WatchCatalogRequest
-	(*WatchCatalogResponse)(nil), // 27: kinference.router.v1.WatchCatalogResponse
-	(*Catalog)(nil),              // 28: kinference.router.v1.Catalog
-	(*CustomTags)(nil),           // 29: kinference.router.v1.CustomTags
-	(*Objective)(nil),            // 30: kinference.router.v1.Objective
-	(*Price)(nil),                // 31: kinference.router.v1.Price
-	(*Pool)(nil),                 // 32: kinference.router.v1.Pool
-	(*Backend)(nil),              // 33: kinference.router.v1.Backend
-	(*JwtIssuer)(nil),            // 34: kinference.router.v1.JwtIssuer
-	(*Tenant)(nil),               // 35: kinference.router.v1.Tenant
-	(*Key)(nil),                  // 36: kinference.router.v1.Key
-	(*ClaimIdentity)(nil),        // 37: kinference.router.v1.ClaimIdentity
-	(*LimitPolicy)(nil),          // 38: kinference.router.v1.LimitPolicy
-	(*Limit)(nil),                // 39: kinference.router.v1.Limit
-	(*TokenLimit)(nil),           // 40: kinference.router.v1.TokenLimit
-	(*CostLimit)(nil),            // 41: kinference.router.v1.CostLimit
-	(*Calendar)(nil),             // 42: kinference.router.v1.Calendar
-	(*Model)(nil),                // 43: kinference.router.v1.Model
-	(*Profile)(nil),              // 44: kinference.router.v1.Profile
-	(*Worker)(nil),               // 45: kinference.router.v1.Worker
-	nil,                          // 46: kinference.router.v1.Attributes.HeadersEntry
-	nil,                          // 47: kinference.router.v1.Catalog.EpochsEntry
-	(*durationpb.Duration)(nil),  // 48: google.protobuf.Duration
+	(*Hedge)(nil),                // 14: kinference.router.v1.Hedge
+	(*Rejection)(nil),            // 15: kinference.router.v1.Rejection
+	(*Endpoint)(nil),             // 16: kinference.router.v1.Endpoint
+	(*ProviderTarget)(nil),       // 17: kinference.router.v1.ProviderTarget
+	(*TagBar)(nil),               // 18: kinference.router.v1.TagBar
+	(*ReportRequest)(nil),        // 19: kinference.router.v1.ReportRequest
+	(*ParityReport)(nil),         // 20: kinference.router.v1.ParityReport
+	(*Parity)(nil),               // 21: kinference.router.v1.Parity
+	(*Report)(nil),               // 22: kinference.router.v1.Report
+	(*Moved)(nil),                // 23: kinference.router.v1.Moved
+	(*FirstToken)(nil),           // 24: kinference.router.v1.FirstToken
+	(*Done)(nil),                 // 25: kinference.router.v1.Done
+	(*ReportResponse)(nil),       // 26: kinference.router.v1.ReportResponse
+	(*WatchCatalogRequest)(nil),  // 27: kinference.router.v1.WatchCatalogRequest
+	(*WatchCatalogResponse)(nil), // 28: kinference.router.v1.WatchCatalogResponse
+	(*Catalog)(nil),              // 29: kinference.router.v1.Catalog
+	(*WorkerSet)(nil),            // 30: kinference.router.v1.WorkerSet
+	(*CustomTags)(nil),           // 31: kinference.router.v1.CustomTags
+	(*Objective)(nil),            // 32: kinference.router.v1.Objective
+	(*Price)(nil),                // 33: kinference.router.v1.Price
+	(*Pool)(nil),                 // 34: kinference.router.v1.Pool
+	(*Backend)(nil),              // 35: kinference.router.v1.Backend
+	(*JwtIssuer)(nil),            // 36: kinference.router.v1.JwtIssuer
+	(*Tenant)(nil),               // 37: kinference.router.v1.Tenant
+	(*Key)(nil),                  // 38: kinference.router.v1.Key
+	(*ClaimIdentity)(nil),        // 39: kinference.router.v1.ClaimIdentity
+	(*LimitPolicy)(nil),          // 40: kinference.router.v1.LimitPolicy
+	(*Limit)(nil),                // 41: kinference.router.v1.Limit
+	(*TokenLimit)(nil),           // 42: kinference.router.v1.TokenLimit
+	(*CostLimit)(nil),            // 43: kinference.router.v1.CostLimit
+	(*Calendar)(nil),             // 44: kinference.router.v1.Calendar
+	(*Model)(nil),                // 45: kinference.router.v1.Model
+	(*Profile)(nil),              // 46: kinference.router.v1.Profile
+	(*Worker)(nil),               // 47: kinference.router.v1.Worker
+	nil,                          // 48: kinference.router.v1.Attributes.HeadersEntry
+	nil,                          // 49: kinference.router.v1.Catalog.EpochsEntry
+	(*durationpb.Duration)(nil),  // 50: google.protobuf.Duration
 }
 var file_kinference_router_v1_router_proto_depIdxs = []int32{
 	12, // 0: kinference.router.v1.RouteRequest.prompts:type_name -> kinference.router.v1.Prompt
 	10, // 1: kinference.router.v1.RouteRequest.attributes:type_name -> kinference.router.v1.Attributes
-	46, // 2: kinference.router.v1.Attributes.headers:type_name -> kinference.router.v1.Attributes.HeadersEntry
+	48, // 2: kinference.router.v1.Attributes.headers:type_name -> kinference.router.v1.Attributes.HeadersEntry
 	11, // 3: kinference.router.v1.Attributes.unknown_tags:type_name -> kinference.router.v1.UnknownTag
-	15, // 4: kinference.router.v1.RouteResponse.endpoints:type_name -> kinference.router.v1.Endpoint
-	48, // 5: kinference.router.v1.RouteResponse.queued:type_name -> google.protobuf.Duration
-	48, // 6: kinference.router.v1.Endpoint.predicted_ttft:type_name -> google.protobuf.Duration
-	16, // 7: kinference.router.v1.Endpoint.target:type_name -> kinference.router.v1.ProviderTarget
-	17, // 8: kinference.router.v1.Endpoint.bars:type_name -> kinference.router.v1.TagBar
-	48, // 9: kinference.router.v1.ProviderTarget.first_byte:type_name -> google.protobuf.Duration
-	48, // 10: kinference.router.v1.ProviderTarget.idle:type_name -> google.protobuf.Duration
-	48, // 11: kinference.router.v1.ProviderTarget.total:type_name -> google.protobuf.Duration
-	21, // 12: kinference.router.v1.ReportRequest.reports:type_name -> kinference.router.v1.Report
-	19, // 13: kinference.router.v1.ReportRequest.parity:type_name -> kinference.router.v1.ParityReport
-	20, // 14: kinference.router.v1.ParityReport.verdicts:type_name -> kinference.router.v1.Parity
-	0,  // 15: kinference.router.v1.Parity.state:type_name -> kinference.router.v1.ParityState
-	1,  // 16: kinference.router.v1.Parity.cause:type_name -> kinference.router.v1.ParityCause
-	22, // 17: kinference.router.v1.Report.moved:type_name -> kinference.router.v1.Moved
-	23, // 18: kinference.router.v1.Report.first_token:type_name -> kinference.router.v1.FirstToken
-	24, // 19: kinference.router.v1.Report.done:type_name -> kinference.router.v1.Done
-	48, // 20: kinference.router.v1.FirstToken.ttft:type_name -> google.protobuf.Duration
-	2,  // 21: kinference.router.v1.Done.outcome:type_name -> kinference.router.v1.Outcome
-	28, // 22: kinference.router.v1.WatchCatalogResponse.catalog:type_name -> kinference.router.v1.Catalog
-	43, // 23: kinference.router.v1.Catalog.models:type_name -> kinference.router.v1.Model
-	44, // 24: kinference.router.v1.Catalog.profiles:type_name -> kinference.router.v1.Profile
-	45, // 25: kinference.router.v1.Catalog.workers:type_name -> kinference.router.v1.Worker
-	47, // 26: kinference.router.v1.Catalog.epochs:type_name -> kinference.router.v1.Catalog.EpochsEntry
-	33, // 27: kinference.router.v1.Catalog.backends:type_name -> kinference.router.v1.Backend
-	32, // 28: kinference.router.v1.Catalog.pools:type_name -> kinference.router.v1.Pool
-	35, // 29: kinference.router.v1.Catalog.tenants:type_name -> kinference.router.v1.Tenant
-	38, // 30: kinference.router.v1.Catalog.limit_policies:type_name -> kinference.router.v1.LimitPolicy
-	29, // 31: kinference.router.v1.Catalog.custom_tags:type_name -> kinference.router.v1.CustomTags
-	31, // 32: kinference.router.v1.Catalog.prices:type_name -> kinference.router.v1.Price
-	30, // 33: kinference.router.v1.Catalog.objectives:type_name -> kinference.router.v1.Objective
-	48, // 34: kinference.router.v1.Objective.threshold:type_name -> google.protobuf.Duration
-	48, // 35: kinference.router.v1.Objective.window:type_name -> google.protobuf.Duration
-	43, // 36: kinference.router.v1.Pool.models:type_name -> kinference.router.v1.Model
-	34, // 37: kinference.router.v1.Backend.jwt:type_name -> kinference.router.v1.JwtIssuer
-	48, // 38: kinference.router.v1.Backend.idle_timeout:type_name -> google.protobuf.Duration
-	48, // 39: kinference.router.v1.Backend.total_timeout:type_name -> google.protobuf.Duration
-	36, // 40: kinference.router.v1.Tenant.keys:type_name -> kinference.router.v1.Key
-	37, // 41: kinference.router.v1.Tenant.claims:type_name -> kinference.router.v1.ClaimIdentity
-	39, // 42: kinference.router.v1.Tenant.limits:type_name -> kinference.router.v1.Limit
-	39, // 43: kinference.router.v1.LimitPolicy.limits:type_name -> kinference.router.v1.Limit
-	3,  // 44: kinference.router.v1.Limit.per:type_name -> kinference.router.v1.LimitScope
-	40, // 45: kinference.router.v1.Limit.tokens:type_name -> kinference.router.v1.TokenLimit
-	41, // 46: kinference.router.v1.Limit.cost:type_name -> kinference.router.v1.CostLimit
-	48, // 47: kinference.router.v1.Limit.window:type_name -> google.protobuf.Duration
-	48, // 48: kinference.router.v1.Limit.burst:type_name -> google.protobuf.Duration
-	42, // 49: kinference.router.v1.Limit.calendar:type_name -> kinference.router.v1.Calendar
-	6,  // 50: kinference.router.v1.Limit.on_unavailable:type_name -> kinference.router.v1.OnUnavailable
-	4,  // 51: kinference.router.v1.TokenLimit.sort:type_name -> kinference.router.v1.TokenSort
-	5,  // 52: kinference.router.v1.Calendar.period:type_name -> kinference.router.v1.CalendarPeriod
-	0,  // 53: kinference.router.v1.Profile.parity:type_name -> kinference.router.v1.ParityState
-	1,  // 54: kinference.router.v1.Profile.parity_cause:type_name -> kinference.router.v1.ParityCause
-	48, // 55: kinference.router.v1.Worker.metrics_interval:type_name -> google.protobuf.Duration
-	9,  // 56: kinference.router.v1.RouterService.Route:input_type -> kinference.router.v1.RouteRequest
-	18, // 57: kinference.router.v1.RouterService.Report:input_type -> kinference.router.v1.ReportRequest
-	26, // 58: kinference.router.v1.RouterService.WatchCatalog:input_type -> kinference.router.v1.WatchCatalogRequest
-	7,  // 59: kinference.router.v1.RouterService.ReviewToken:input_type -> kinference.router.v1.ReviewTokenRequest
-	13, // 60: kinference.router.v1.RouterService.Route:output_type -> kinference.router.v1.RouteResponse
-	25, // 61: kinference.router.v1.RouterService.Report:output_type -> kinference.router.v1.ReportResponse
-	27, // 62: kinference.router.v1.RouterService.WatchCatalog:output_type -> kinference.router.v1.WatchCatalogResponse
-	8,  // 63: kinference.router.v1.RouterService.ReviewToken:output_type -> kinference.router.v1.ReviewTokenResponse
-	60, // [60:64] is the sub-list for method output_type
-	56, // [56:60] is the sub-list for method input_type
-	56, // [56:56] is the sub-list for extension type_name
-	56, // [56:56] is the sub-list for extension extendee
-	0,  // [0:56] is the sub-list for field type_name
+	16, // 4: kinference.router.v1.RouteResponse.endpoints:type_name -> kinference.router.v1.Endpoint
+	50, // 5: kinference.router.v1.RouteResponse.queued:type_name -> google.protobuf.Duration
+	14, // 6: kinference.router.v1.RouteResponse.hedge:type_name -> kinference.router.v1.Hedge
+	50, // 7: kinference.router.v1.Hedge.after:type_name -> google.protobuf.Duration
+	50, // 8: kinference.router.v1.Endpoint.predicted_ttft:type_name -> google.protobuf.Duration
+	17, // 9: kinference.router.v1.Endpoint.target:type_name -> kinference.router.v1.ProviderTarget
+	18, // 10: kinference.router.v1.Endpoint.bars:type_name -> kinference.router.v1.TagBar
+	50, // 11: kinference.router.v1.ProviderTarget.first_byte:type_name -> google.protobuf.Duration
+	50, // 12: kinference.router.v1.ProviderTarget.idle:type_name -> google.protobuf.Duration
+	50, // 13: kinference.router.v1.ProviderTarget.total:type_name -> google.protobuf.Duration
+	22, // 14: kinference.router.v1.ReportRequest.reports:type_name -> kinference.router.v1.Report
+	20, // 15: kinference.router.v1.ReportRequest.parity:type_name -> kinference.router.v1.ParityReport
+	21, // 16: kinference.router.v1.ParityReport.verdicts:type_name -> kinference.router.v1.Parity
+	0,  // 17: kinference.router.v1.Parity.state:type_name -> kinference.router.v1.ParityState
+	1,  // 18: kinference.router.v1.Parity.cause:type_name -> kinference.router.v1.ParityCause
+	23, // 19: kinference.router.v1.Report.moved:type_name -> kinference.router.v1.Moved
+	24, // 20: kinference.router.v1.Report.first_token:type_name -> kinference.router.v1.FirstToken
+	25, // 21: kinference.router.v1.Report.done:type_name -> kinference.router.v1.Done
+	50, // 22: kinference.router.v1.FirstToken.ttft:type_name -> google.protobuf.Duration
+	2,  // 23: kinference.router.v1.Done.outcome:type_name -> kinference.router.v1.Outcome
+	29, // 24: kinference.router.v1.WatchCatalogResponse.catalog:type_name -> kinference.router.v1.Catalog
+	45, // 25: kinference.router.v1.Catalog.models:type_name -> kinference.router.v1.Model
+	46, // 26: kinference.router.v1.Catalog.profiles:type_name -> kinference.router.v1.Profile
+	47, // 27: kinference.router.v1.Catalog.workers:type_name -> kinference.router.v1.Worker
+	49, // 28: kinference.router.v1.Catalog.epochs:type_name -> kinference.router.v1.Catalog.EpochsEntry
+	35, // 29: kinference.router.v1.Catalog.backends:type_name -> kinference.router.v1.Backend
+	34, // 30: kinference.router.v1.Catalog.pools:type_name -> kinference.router.v1.Pool
+	37, // 31: kinference.router.v1.Catalog.tenants:type_name -> kinference.router.v1.Tenant
+	40, // 32: kinference.router.v1.Catalog.limit_policies:type_name -> kinference.router.v1.LimitPolicy
+	31, // 33: kinference.router.v1.Catalog.custom_tags:type_name -> kinference.router.v1.CustomTags
+	33, // 34: kinference.router.v1.Catalog.prices:type_name -> kinference.router.v1.Price
+	32, // 35: kinference.router.v1.Catalog.objectives:type_name -> kinference.router.v1.Objective
+	30, // 36: kinference.router.v1.Catalog.worker_sets:type_name -> kinference.router.v1.WorkerSet
+	50, // 37: kinference.router.v1.Objective.threshold:type_name -> google.protobuf.Duration
+	50, // 38: kinference.router.v1.Objective.window:type_name -> google.protobuf.Duration
+	45, // 39: kinference.router.v1.Pool.models:type_name -> kinference.router.v1.Model
+	36, // 40: kinference.router.v1.Backend.jwt:type_name -> kinference.router.v1.JwtIssuer
+	50, // 41: kinference.router.v1.Backend.idle_timeout:type_name -> google.protobuf.Duration
+	50, // 42: kinference.router.v1.Backend.total_timeout:type_name -> google.protobuf.Duration
+	38, // 43: kinference.router.v1.Tenant.keys:type_name -> kinference.router.v1.Key
+	39, // 44: kinference.router.v1.Tenant.claims:type_name -> kinference.router.v1.ClaimIdentity
+	41, // 45: kinference.router.v1.Tenant.limits:type_name -> kinference.router.v1.Limit
+	41, // 46: kinference.router.v1.LimitPolicy.limits:type_name -> kinference.router.v1.Limit
+	3,  // 47: kinference.router.v1.Limit.per:type_name -> kinference.router.v1.LimitScope
+	42, // 48: kinference.router.v1.Limit.tokens:type_name -> kinference.router.v1.TokenLimit
+	43, // 49: kinference.router.v1.Limit.cost:type_name -> kinference.router.v1.CostLimit
+	50, // 50: kinference.router.v1.Limit.window:type_name -> google.protobuf.Duration
+	50, // 51: kinference.router.v1.Limit.burst:type_name -> google.protobuf.Duration
+	44, // 52: kinference.router.v1.Limit.calendar:type_name -> kinference.router.v1.Calendar
+	6,  // 53: kinference.router.v1.Limit.on_unavailable:type_name -> kinference.router.v1.OnUnavailable
+	4,  // 54: kinference.router.v1.TokenLimit.sort:type_name -> kinference.router.v1.TokenSort
+	5,  // 55: kinference.router.v1.Calendar.period:type_name -> kinference.router.v1.CalendarPeriod
+	0,  // 56: kinference.router.v1.Profile.parity:type_name -> kinference.router.v1.ParityState
+	1,  // 57: kinference.router.v1.Profile.parity_cause:type_name -> kinference.router.v1.ParityCause
+	50, // 58: kinference.router.v1.Worker.metrics_interval:type_name -> google.protobuf.Duration
+	9,  // 59: kinference.router.v1.RouterService.Route:input_type -> kinference.router.v1.RouteRequest
+	19, // 60: kinference.router.v1.RouterService.Report:input_type -> kinference.router.v1.ReportRequest
+	27, // 61: kinference.router.v1.RouterService.WatchCatalog:input_type -> kinference.router.v1.WatchCatalogRequest
+	7,  // 62: kinference.router.v1.RouterService.ReviewToken:input_type -> kinference.router.v1.ReviewTokenRequest
+	13, // 63: kinference.router.v1.RouterService.Route:output_type -> kinference.router.v1.RouteResponse
+	26, // 64: kinference.router.v1.RouterService.Report:output_type -> kinference.router.v1.ReportResponse
+	28, // 65: kinference.router.v1.RouterService.WatchCatalog:output_type -> kinference.router.v1.WatchCatalogResponse
+	8,  // 66: kinference.router.v1.RouterService.ReviewToken:output_type -> kinference.router.v1.ReviewTokenResponse
+	63, // [63:67] is the sub-list for method output_type
+	59, // [59:63] is the sub-list for method input_type
+	59, // [59:59] is the sub-list for extension type_name
+	59, // [59:59] is the sub-list for extension extendee
+	0,  // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_kinference_router_v1_router_proto_init() }
@@ -4409,14 +4564,14 @@ func file_kinference_router_v1_router_proto_init() {
 	if File_kinference_router_v1_router_proto != nil {
 		return
 	}
-	file_kinference_router_v1_router_proto_msgTypes[8].OneofWrappers = []any{}
-	file_kinference_router_v1_router_proto_msgTypes[14].OneofWrappers = []any{
+	file_kinference_router_v1_router_proto_msgTypes[9].OneofWrappers = []any{}
+	file_kinference_router_v1_router_proto_msgTypes[15].OneofWrappers = []any{
 		(*Report_Moved)(nil),
 		(*Report_FirstToken)(nil),
 		(*Report_Done)(nil),
 	}
-	file_kinference_router_v1_router_proto_msgTypes[17].OneofWrappers = []any{}
-	file_kinference_router_v1_router_proto_msgTypes[32].OneofWrappers = []any{
+	file_kinference_router_v1_router_proto_msgTypes[18].OneofWrappers = []any{}
+	file_kinference_router_v1_router_proto_msgTypes[34].OneofWrappers = []any{
 		(*Limit_Tokens)(nil),
 		(*Limit_Requests)(nil),
 		(*Limit_Concurrency)(nil),
@@ -4429,7 +4584,7 @@ func file_kinference_router_v1_router_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kinference_router_v1_router_proto_rawDesc), len(file_kinference_router_v1_router_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   41,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

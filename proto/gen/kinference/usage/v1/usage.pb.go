@@ -155,7 +155,12 @@ type Usage struct {
 	Cost *Cost `protobuf:"bytes,32,opt,name=cost,proto3" json:"cost,omitempty"`
 	// Refused for lack of room before it reached a backend: objectives count it, sums
 	// of usage do not.
-	Overload      bool `protobuf:"varint,33,opt,name=overload,proto3" json:"overload,omitempty"`
+	Overload bool `protobuf:"varint,33,opt,name=overload,proto3" json:"overload,omitempty"`
+	// Seconds of its worker that the request caused, for its prompt and for what it
+	// generated. Accounting finds them out some minutes after the end, so they are in
+	// what it exports and not on the stream; absent: not known.
+	GpuPrefill    *float64 `protobuf:"fixed64,34,opt,name=gpu_prefill,json=gpuPrefill,proto3,oneof" json:"gpu_prefill,omitempty"`
+	GpuDecode     *float64 `protobuf:"fixed64,35,opt,name=gpu_decode,json=gpuDecode,proto3,oneof" json:"gpu_decode,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -421,9 +426,24 @@ func (x *Usage) GetOverload() bool {
 	return false
 }
 
+func (x *Usage) GetGpuPrefill() float64 {
+	if x != nil && x.GpuPrefill != nil {
+		return *x.GpuPrefill
+	}
+	return 0
+}
+
+func (x *Usage) GetGpuDecode() float64 {
+	if x != nil && x.GpuDecode != nil {
+		return *x.GpuDecode
+	}
+	return 0
+}
+
 // Tokens counts the tokens of one request. Input includes cached input, output
 // includes reasoning. A count is what the backend reported, unless its flag says
-// that it was estimated.
+// that it was estimated. Of a stream that was cut off output is what the backend
+// reported last, and flagged: it may have generated what nobody saw.
 type Tokens struct {
 	state                protoimpl.MessageState `protogen:"open.v1"`
 	Input                *uint32                `protobuf:"varint,1,opt,name=input,proto3,oneof" json:"input,omitempty"`
@@ -531,7 +551,9 @@ type Cost struct {
 	// ISO 4217.
 	Currency string `protobuf:"bytes,1,opt,name=currency,proto3" json:"currency,omitempty"`
 	Total    string `protobuf:"bytes,2,opt,name=total,proto3" json:"total,omitempty"`
-	// Parts of the total: uncached input, cached input, output, worker time.
+	// Parts of the total: uncached input, cached input, output, worker time. That of
+	// worker time is the hourly price for gpu_prefill and gpu_decode, and comes with
+	// them.
 	Input       string `protobuf:"bytes,3,opt,name=input,proto3" json:"input,omitempty"`
 	CachedInput string `protobuf:"bytes,4,opt,name=cached_input,json=cachedInput,proto3" json:"cached_input,omitempty"`
 	Output      string `protobuf:"bytes,5,opt,name=output,proto3" json:"output,omitempty"`
@@ -659,7 +681,7 @@ var File_kinference_usage_v1_usage_proto protoreflect.FileDescriptor
 
 const file_kinference_usage_v1_usage_proto_rawDesc = "" +
 	"\n" +
-	"\x1fkinference/usage/v1/usage.proto\x12\x13kinference.usage.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x91\b\n" +
+	"\x1fkinference/usage/v1/usage.proto\x12\x13kinference.usage.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xfa\b\n" +
 	"\x05Usage\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
 	"\n" +
@@ -697,14 +719,20 @@ const file_kinference_usage_v1_usage_proto_rawDesc = "" +
 	"\x05queue\x18\x1e \x01(\x01H\x04R\x05queue\x88\x01\x01\x12\x15\n" +
 	"\x03e2e\x18\x1f \x01(\x01H\x05R\x03e2e\x88\x01\x01\x12-\n" +
 	"\x04cost\x18  \x01(\v2\x19.kinference.usage.v1.CostR\x04cost\x12\x1a\n" +
-	"\boverload\x18! \x01(\bR\boverloadB\a\n" +
+	"\boverload\x18! \x01(\bR\boverload\x12$\n" +
+	"\vgpu_prefill\x18\" \x01(\x01H\x06R\n" +
+	"gpuPrefill\x88\x01\x01\x12\"\n" +
+	"\n" +
+	"gpu_decode\x18# \x01(\x01H\aR\tgpuDecode\x88\x01\x01B\a\n" +
 	"\x05_ttftB\v\n" +
 	"\t_itl_meanB\n" +
 	"\n" +
 	"\b_itl_maxB\a\n" +
 	"\x05_tpotB\b\n" +
 	"\x06_queueB\x06\n" +
-	"\x04_e2e\"\xfa\x02\n" +
+	"\x04_e2eB\x0e\n" +
+	"\f_gpu_prefillB\r\n" +
+	"\v_gpu_decode\"\xfa\x02\n" +
 	"\x06Tokens\x12\x19\n" +
 	"\x05input\x18\x01 \x01(\rH\x00R\x05input\x88\x01\x01\x12&\n" +
 	"\fcached_input\x18\x02 \x01(\rH\x01R\vcachedInput\x88\x01\x01\x12\x1b\n" +
