@@ -12,8 +12,8 @@ import (
 	"github.com/kinference/kinference/internal/openai"
 )
 
-// FuzzSSE reads a stream whole and in pieces: the events must be the same, and
-// their raw bytes the stream.
+// FuzzSSE reads a stream whole and in pieces: the events must be the same, those
+// of a second, naive parser, and their raw bytes the stream.
 func FuzzSSE(f *testing.F) {
 	for _, s := range []string{
 		"data: {\"a\":1}\n\ndata: [DONE]\n\n", "data:x\r\n\r\n: ping\r\n\r\n", "data: a\r\rdata\r\r", "\ufeffevent: error\ndata: a\ndata: b\n\n",
@@ -25,6 +25,61 @@ func FuzzSSE(f *testing.F) {
 		whole := read(t, bytes.NewReader(stream), stream)
 		cut := read(t, &stepReader{stream, int(step)%7 + 1}, stream)
 		if diff := cmp.Diff(whole, cut); diff != "" {
+			t.Error(diff)
+		}
+		if diff := cmp.Diff(naive(string(stream)), whole); diff != "" {
+			t.Errorf("naive parser and ours: %s", diff)
+		}
+	})
+}
+
+// naive splits all of a stream into lines and looks at one after another, as the
+// standard tells it.
+func naive(stream string) (events []event) {
+	stream = strings.TrimPrefix(stream, "\ufeff")
+	stream = strings.ReplaceAll(strings.ReplaceAll(stream, "\r\n", "\n"), "\r", "\n")
+	var e event
+	var data []string
+	end := func(cut bool) {
+		e.Data, e.HasData, e.Cut = strings.Join(data, "\n"), data != nil, cut
+		if e.HasData || e.Type != "" {
+			events = append(events, e)
+		}
+		e, data = event{}, nil
+	}
+	lines := strings.Split(stream, "\n")
+	for i, line := range lines {
+		name, value, _ := strings.Cut(line, ":")
+		value = strings.TrimPrefix(value, " ")
+		switch {
+		case line == "" && i < len(lines)-1:
+			end(false)
+		case name == "data":
+			data = append(data, value)
+		case name == "event":
+			e.Type = value
+		}
+	}
+	end(true)
+	return events
+}
+
+// FuzzWriter writes an event and reads it back, with the next one after it.
+func FuzzWriter(f *testing.F) {
+	f.Add("", []byte(`{"choices":[{"delta":{"content":"data: [DONE]\n\n"}}]}`), uint8(1))
+	f.Add("error", []byte("a\nb\n"), uint8(3))
+	f.Add("ping", []byte("a\r\rb\r\nc"), uint8(2))
+	f.Fuzz(func(t *testing.T, typ string, data []byte, step uint8) {
+		typ = strings.Map(func(r rune) rune {
+			if r == '\n' || r == '\r' {
+				return -1
+			}
+			return r
+		}, typ)
+		stream := openai.AppendEvent(openai.AppendEvent([]byte(": ping\n\n"), []byte(typ), data), nil, []byte("[DONE]"))
+		text := strings.ReplaceAll(strings.ReplaceAll(string(data), "\r\n", "\n"), "\r", "\n")
+		want := []event{{Data: text, Type: typ, HasData: true}, {Data: "[DONE]", HasData: true}}
+		if diff := cmp.Diff(want, read(t, &stepReader{stream, int(step)%7 + 1}, stream)); diff != "" {
 			t.Error(diff)
 		}
 	})

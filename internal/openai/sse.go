@@ -230,10 +230,14 @@ func (r *Reader) emit(end int, cut bool) Event {
 }
 
 // AppendEvent appends an event with this data, one data line for each line of
-// it. typ may be empty.
+// it, however that ends: a CR left inside would end the field for its reader.
+// typ may be empty and has no line ends.
 func AppendEvent(dst, typ, data []byte) []byte {
 	if len(typ) > 0 {
 		dst = append(append(append(dst, "event: "...), typ...), '\n')
+	}
+	if bytes.IndexByte(data, '\r') >= 0 {
+		data = bytes.ReplaceAll(bytes.ReplaceAll(data, []byte("\r\n"), []byte("\n")), []byte("\r"), []byte("\n"))
 	}
 	for {
 		line, rest, more := bytes.Cut(data, []byte("\n"))
