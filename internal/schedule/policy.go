@@ -28,6 +28,9 @@ const (
 	// PredictedTTFT picks the worker with the least predicted time to first
 	// token. It is the default.
 	PredictedTTFT = "predictedttft"
+	// K2 holds requests in line until their best worker can begin soon, and
+	// counts what each prefill costs others (docs/decisions/0010).
+	K2 = "k2"
 )
 
 // Policy ranks the candidates of a request. Scheduler calls it under its
@@ -42,7 +45,7 @@ type Policy interface {
 
 // Policies returns the names of all policies.
 func Policies() []string {
-	return []string{Random, Connection, RoundRobin, LeastRequests, PredictedTTFT}
+	return []string{Random, Connection, RoundRobin, LeastRequests, PredictedTTFT, K2}
 }
 
 func newPolicy(name string) (Policy, error) {
@@ -57,6 +60,8 @@ func newPolicy(name string) (Policy, error) {
 		return leastRequestsPolicy{}, nil
 	case PredictedTTFT, "":
 		return predictedTTFTPolicy{}, nil
+	case K2:
+		return k2Policy{}, nil
 	}
 	return nil, fmt.Errorf("unknown policy %q: want one of %s", name, strings.Join(Policies(), ", "))
 }

@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -32,6 +33,11 @@ type Settings struct {
 	// MaxInFlight bounds the ledger; the longest silent request makes room.
 	// 0 means 100,000.
 	MaxInFlight int
+	// MaxWaiting bounds the line in requests; 0 means 4096.
+	MaxWaiting int
+	// MaxWait bounds the predicted wait in line of those who enter; 0 means
+	// that it is not bounded.
+	MaxWait time.Duration
 }
 
 // Request is what all candidates of one decision have in common.
@@ -48,6 +54,13 @@ type Request struct {
 	// Whole says that the answer comes in one piece. No first token will be
 	// reported then, and the ledger takes it for granted when it is due.
 	Whole bool
+	// QoS is the class in which the request waits.
+	QoS QoS
+	// Weight is the tenant's share of the fleet beside other tenants that
+	// wait; 0 means 1.
+	Weight float64
+	// Objective of the choice among workers.
+	Objective Objective
 }
 
 // Candidate is a worker that could serve the request, with the prompt as that
@@ -112,6 +125,21 @@ type Estimate struct {
 	Slowness float64
 	Load     Load
 
+	// What follows is filled by the K2 policy only.
+
+	// Interference is the delay of others that the prefill would cause, as
+	// counted in J: of those that decode there and of those that wait for the
+	// worker. EvictionLoss is the expected prefill time of the blocks that it
+	// would push out.
+	Interference, EvictionLoss time.Duration
+	// J = TTFT + Interference + EvictionLoss is what K2 ranks by.
+	J time.Duration
+	// Pages is the number of free KV pages that the request needs, Free that of
+	// those there are; both 0 when unknown.
+	Pages, Free int
+	// Hold is why the request cannot go to this worker now.
+	Hold Hold
+
 	// Seconds of model time, for ranking and booking.
 	ttft, wait, queued, prefill, work, cold float64
 	w                                       *worker
@@ -144,14 +172,19 @@ type Scheduler struct {
 	fresh       float64
 	grace       float64
 	maxInFlight int
+	maxWaiting  int
+	maxWait     float64
 
 	mu      sync.Mutex
 	policy  Policy
 	rng     *rand.Rand
 	base    time.Time // origin of model time, set by the first call
 	started bool
+	line    []*waiter
 	ledger
 }
+
+var errNoID = errors.New("a request in line needs an ID")
 
 // New returns a Scheduler with an empty ledger. It fails for a policy that is
 // not in Policies() and for a negative time scale.
@@ -170,6 +203,8 @@ func New(set Settings) (*Scheduler, error) {
 		fresh:       or(set.Fresh, 2*time.Second).Seconds(),
 		grace:       or(set.Grace, 2*time.Second).Seconds(),
 		maxInFlight: or(set.MaxInFlight, 100_000),
+		maxWaiting:  or(set.MaxWaiting, 4096),
+		maxWait:     set.MaxWait.Seconds(),
 		policy:      p,
 		rng:         rand.New(rand.NewPCG(set.Seed, 0x6b696e)),
 		ledger:      newLedger(),
@@ -187,14 +222,17 @@ type Choose func(e []Estimate, rank func(order []int)) (order []int, book bool)
 // explains. Without candidates the decision is empty and nothing is booked.
 // now must not go backwards by more than the jitter between callers.
 func (s *Scheduler) Decide(now time.Time, r Request, c []Candidate) Decision {
-	return s.DecideBy(now, r, c, func(e []Estimate, rank func([]int)) ([]int, bool) {
-		order := make([]int, len(e))
-		for i := range order {
-			order[i] = i
-		}
-		rank(order)
-		return order, true
-	})
+	return s.DecideBy(now, r, c, rankAll)
+}
+
+// rankAll lets all candidates serve, best first.
+func rankAll(e []Estimate, rank func([]int)) ([]int, bool) {
+	order := make([]int, len(e))
+	for i := range order {
+		order[i] = i
+	}
+	rank(order)
+	return order, true
 }
 
 // DecideBy is Decide with a choice of its own. Estimates and booking are one
@@ -204,6 +242,10 @@ func (s *Scheduler) DecideBy(now time.Time, r Request, c []Candidate, choose Cho
 	defer s.mu.Unlock()
 	t := s.clock(now)
 	s.expire(t)
+	return s.decide(t, &r, c, choose)
+}
+
+func (s *Scheduler) decide(t float64, r *Request, c []Candidate, choose Choose) Decision {
 	s.remove(t, s.entries[r.ID])
 	d := Decision{Policy: s.policy.Name(), Estimates: make([]Estimate, len(c))}
 	for i := range c {
@@ -212,7 +254,7 @@ func (s *Scheduler) DecideBy(now time.Time, r Request, c []Candidate, choose Cho
 	book := false
 	d.Order, book = choose(d.Estimates, func(order []int) {
 		if len(order) > 0 {
-			s.policy.Rank(order, &r, d.Estimates, s.rng)
+			s.policy.Rank(order, r, d.Estimates, s.rng)
 		}
 	})
 	if len(d.Order) == 0 {
@@ -220,7 +262,7 @@ func (s *Scheduler) DecideBy(now time.Time, r Request, c []Candidate, choose Cho
 	} else {
 		d.Reason = reason(d.Policy, d.Order, d.Estimates)
 		if book && r.ID != "" {
-			s.book(t, &r, &d.Estimates[d.Order[0]])
+			s.book(t, r, &d.Estimates[d.Order[0]])
 		}
 	}
 	for i := range d.Estimates {
@@ -359,6 +401,9 @@ func (s *Scheduler) clock(now time.Time) float64 {
 	}
 	return 1 + now.Sub(s.base).Seconds()*s.scale
 }
+
+// time converts model time to the caller's clock.
+func (s *Scheduler) time(t float64) time.Time { return s.base.Add(s.duration(t - 1)) }
 
 // duration converts seconds of model time to the caller's time.
 func (s *Scheduler) duration(t float64) time.Duration {
