@@ -462,7 +462,10 @@ type Weight struct {
 	Weight int32 `json:"weight"`
 }
 
-// Retry bounds attempts before the first content.
+// Retry bounds attempts before the first content. Whatever it says, attempts that
+// were caused by failures or hedging are a fifth of the requests at most.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.hedge) || self.attempts >= 2",message="hedge needs attempts: 2 or more"
 type Retry struct {
 	// Attempts in all, 1 to 8.
 	//
@@ -474,6 +477,24 @@ type Retry struct {
 	//
 	// +kubebuilder:validation:MaxItems=4
 	RetryOn []RetryReason `json:"retryOn,omitempty"`
+	// Hedge asks a second endpoint as well while the first one is silent. Absent:
+	// it does not.
+	Hedge *Hedge `json:"hedge,omitempty"`
+}
+
+// Hedge asks the next endpoint as well when the one that was asked has sent no
+// content of a stream for a while. The first content answers the client, and the
+// other one is given up; what it used counts. It is one of the attempts.
+type Hedge struct {
+	// After is how long the first endpoint has for its first content, 10ms to 1m.
+	After Duration `json:"after"`
+	// Percentile, 50 to 99, lets it have as long as that share of the model's recent
+	// streams took, in proportion to what was predicted for each, if that is longer
+	// than After. Absent: After decides alone.
+	//
+	// +kubebuilder:validation:Minimum=50
+	// +kubebuilder:validation:Maximum=99
+	Percentile int32 `json:"percentile,omitempty"`
 }
 
 // RetryReason is a failure after which the next endpoint is tried.

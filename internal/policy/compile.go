@@ -460,8 +460,26 @@ func (c *compiler) route(f string, r *v1alpha1.RouteAction) *route {
 		for i, on := range r.Retry.RetryOn {
 			oneOf(c, fmt.Sprintf("%s.retry.retryOn[%d]", f, i), on, v1alpha1.RetryConnectFailure, v1alpha1.Retry5xx, v1alpha1.RetryOverloaded, v1alpha1.RetryTimeout)
 		}
+		if h := r.Retry.Hedge; h != nil {
+			c.hedge(f+".retry", r.Retry.Attempts, h)
+		}
 	}
 	return out
+}
+
+// hedge checks when a second endpoint is asked.
+func (c *compiler) hedge(f string, attempts int32, h *v1alpha1.Hedge) {
+	if h.After == "" {
+		c.errorf(f+".hedge.after", "is required")
+	} else {
+		c.duration(f+".hedge.after", h.After, 0, 10*time.Millisecond, time.Minute)
+	}
+	if h.Percentile != 0 && (h.Percentile < 50 || h.Percentile > 99) {
+		c.errorf(f+".hedge.percentile", "want 50 to 99")
+	}
+	if attempts == 1 {
+		c.errorf(f+".hedge", "needs attempts: 2 or more")
+	}
 }
 
 func (c *compiler) filter(f string, kind v1alpha1.BackendType, models, sets, providers *v1alpha1.Names) filter {

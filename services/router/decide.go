@@ -291,7 +291,7 @@ func (x *routing) answer() *routerv1.RouteResponse {
 		resp.Queued = durationpb.New(x.at.Sub(x.queued))
 	}
 	if r := x.verdict.Retry; r != nil {
-		resp.Attempts = uint32(r.Attempts)
+		resp.Attempts, resp.Hedge = uint32(r.Attempts), hedge(r.Hedge)
 		for _, on := range r.RetryOn {
 			resp.RetryOn = append(resp.RetryOn, string(on))
 		}

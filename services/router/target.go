@@ -5,6 +5,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/kinference/kinference/api/v1alpha1"
 	"github.com/kinference/kinference/internal/resources"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 )
@@ -33,4 +34,16 @@ func (x *routing) bars(i int) (out []*routerv1.TagBar) {
 		out = append(out, &routerv1.TagBar{All: b.All, Any: b.Any, None: b.None, Assumed: b.Assumed})
 	}
 	return out
+}
+
+// hedge is when a policy wants the next endpoint asked as well.
+func hedge(h *v1alpha1.Hedge) *routerv1.Hedge {
+	if h == nil {
+		return nil
+	}
+	after, err := h.After.Parse()
+	if err != nil { // policies are checked where they are compiled
+		return nil
+	}
+	return &routerv1.Hedge{After: durationpb.New(after), Percentile: uint32(h.Percentile)}
 }
