@@ -20,7 +20,9 @@ demo: ## Run the demo: three simulated workers, before and after; writes out/dem
 	@CGO_ENABLED=0 go build -o bin/ ./cmd/kinference
 	bin/kinference demo --out out
 
-dev: build ## Serve in front of a simulated fleet, until interrupted.
+dev: ## Serve in front of a simulated fleet, until interrupted.
+	@mkdir -p bin
+	@CGO_ENABLED=0 go build -o bin/ ./cmd/kinference ./cmd/kinfctl ./cmd/fleetsim
 	scripts/dev.sh
 
 newcomer: ## Time the way to a first token and a first refusal, on a fresh clone (COLD=1: empty build cache).
