@@ -16,6 +16,7 @@ package virtual
 import (
 	"container/heap"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kinference/kinference/internal/bench/stats"
@@ -46,7 +47,25 @@ type Options struct {
 	// workers at full speed.
 	Speeds []float64
 	// KVDelay and LoadInterval are in seconds; 0 means 20 ms and 250 ms.
-	KVDelay, LoadInterval float64
+	// LoadDelay is by how much a load sample arrives later than it was taken.
+	KVDelay, LoadInterval, LoadDelay float64
+	// Routers share the requests by connection, each with a scheduler of its
+	// own; 0 means one. Gossip is after how many seconds each learns what the
+	// others did; 0 means never.
+	Routers int
+	Gossip  float64
+	// Error makes each prediction of each worker's speed wrong by a factor
+	// between 1-Error and 1+Error.
+	Error float64
+	// Wipe empties the first worker's cache half-way through the measured
+	// requests.
+	Wipe bool
+	// Oracle gives every worker what any of them ever computed, and memory
+	// without end: the bound for routing by cache.
+	Oracle bool
+	// Truth asks the chosen worker's cache what it holds (stats.Sample.Possible),
+	// which takes time.
+	Truth bool
 }
 
 func (o *Options) fill() {
@@ -72,20 +91,7 @@ func Run(sc workload.Scenario, o Options) (stats.Run, error) {
 	if err != nil {
 		return stats.Run{}, err
 	}
-	loop := workload.New(sc, o.Seed, nil).Loop()
-	var send func(stream int)
-	send = func(stream int) {
-		r, ok := loop.Next(stream)
-		if !ok {
-			return
-		}
-		s.send(&call{id: fmt.Sprint("r", r.Index), prompt: r.Prompt, output: r.Output,
-			sample: stats.Sample{Index: r.Index, Measured: r.Measured, Turn: r.Turn},
-			done:   func() { send(stream) }})
-	}
-	for i := range sc.Streams {
-		s.at(loop.Start(i), func() { send(i) })
-	}
+	s.load(sc)
 	return s.run()
 }
 
@@ -109,7 +115,9 @@ func RunTrace(trace []workload.TraceRequest, stretch float64, o Options) (stats.
 type call struct {
 	id             string
 	prompt, output []uint32
+	hashes         []kvhash.Hash
 	connection     int
+	routed         float64
 	sample         stats.Sample
 	done           func()
 }
@@ -127,30 +135,40 @@ type worker struct {
 type sim struct {
 	o           Options
 	now         float64
+	open        int // requests that are not done
 	events      queue
 	seq         int
 	workers     []*worker
 	index       kvindex.Index
-	scheduler   *schedule.Scheduler
-	connections []bool // in use
+	routers     []*router
+	noise       *rand.Rand           // of Options.Error
+	known       map[kvhash.Hash]bool // of Options.Oracle: what any worker computed
+	wipeAt      int                  // the request before which a cache is wiped; 0: none
+	connections []bool               // in use
+	waiting     map[string]*call
+	line        []*call // the same, in order of arrival
+	wake        float64 // when the next look at the line is due
 	out         stats.Run
 	err         error
 }
 
 func newSim(o Options) (*sim, error) {
 	o.fill()
-	policy := o.Policy
-	if policy == Kinference {
-		policy = "" // the default
+	s := &sim{o: o, index: kvindex.New()}
+	for i := range max(o.Routers, 1) {
+		scheduler, err := schedule.New(s.settings(i))
+		if err != nil {
+			return nil, err
+		}
+		s.routers = append(s.routers, &router{name: fmt.Sprint("router", i), scheduler: scheduler})
 	}
-	scheduler, err := schedule.New(schedule.Settings{Policy: policy, Seed: o.Seed})
-	if err != nil {
-		return nil, err
+	if o.Oracle {
+		s.known = map[kvhash.Hash]bool{}
+		s.o.Profile.Blocks = oracleTokens / o.Profile.BlockSize
 	}
-	s := &sim{o: o, scheduler: scheduler, index: kvindex.New()}
 	for i, speed := range o.Speeds {
 		w := &worker{name: WorkerName(i)}
-		w.engine = engine.New(engine.Config{Profile: o.Profile, Speed: speed, Seed: int64(o.Seed) + int64(i), OnEvents: true})
+		w.engine = engine.New(engine.Config{Profile: s.o.Profile, Speed: speed, Seed: int64(o.Seed) + int64(i), OnEvents: !o.Oracle})
 		s.workers = append(s.workers, w)
 	}
 	return s, nil
@@ -184,43 +202,70 @@ func (s *sim) run() (stats.Run, error) {
 func (s *sim) scrape() {
 	for _, w := range s.workers {
 		st := w.engine.Stats()
-		w.load = schedule.Load{Running: float64(st.Running), Waiting: float64(st.Waiting), KVUsage: st.KVUsage, Known: true}
-		w.sampled = s.now
+		load := schedule.Load{Running: float64(st.Running), Waiting: float64(st.Waiting), KVUsage: st.KVUsage, Known: true}
+		taken := s.now
+		arrive := func() { w.load, w.sampled = load, taken }
+		if s.o.LoadDelay > 0 {
+			s.at(s.now+s.o.LoadDelay, arrive)
+		} else {
+			arrive()
+		}
 	}
-	if len(s.events) > 0 {
+	if s.open > 0 || len(s.events) > 0 && s.now == 0 {
 		s.at(s.now+s.o.LoadInterval, s.scrape)
 	}
 }
 
-// send routes a request now and submits it once it has reached the worker.
+// send routes a request now.
 func (s *sim) send(c *call) {
+	s.open++
 	c.sample.Sent = s.now
 	c.connection = s.connect()
+	c.router = s.routers[s.routerOf(c.connection)]
 	p := s.o.Profile
-	hashes := kvhash.Append(nil, kvhash.Root("", ""), c.prompt, p.BlockSize)
-	overlap := map[string]kvindex.Overlap{}
-	for _, o := range s.index.Match(nil, p.BlockSize, hashes) {
-		overlap[o.Worker] = o
+	c.hashes = kvhash.Append(nil, kvhash.Root("", ""), c.prompt, p.BlockSize)
+	if s.wipeAt > 0 && c.sample.Index >= s.wipeAt {
+		s.wipe()
 	}
-	candidates := make([]schedule.Candidate, len(s.workers))
+	candidates := s.candidates(c)
+	d := c.router.scheduler.Decide(s.clock(), s.request(c), candidates)
+	s.dispatch(c, d, candidates)
+}
+
+// request is what the scheduler is told of a call.
+func (s *sim) request(c *call) schedule.Request {
+	return schedule.Request{ID: c.id, Tenant: c.tenant, Connection: ConnectionName(s.o.Seed, c.connection), MaxTokens: len(c.output)}
+}
+
+// candidates lists the workers as the call's router sees them now.
+func (s *sim) candidates(c *call) []schedule.Candidate {
+	p := s.o.Profile
+	out := make([]schedule.Candidate, len(s.workers))
+	overlap := s.overlap(c)
 	for i, w := range s.workers {
 		load := w.load
 		load.Age = seconds(s.now - w.sampled)
-		candidates[i] = schedule.Candidate{
-			Worker: w.name, Tokens: len(c.prompt), BlockSize: p.BlockSize, Hashes: hashes, Class: "l40s", TotalBlocks: p.Blocks, Load: load,
+		out[i] = schedule.Candidate{
+			Worker: w.name, Tokens: len(c.prompt), BlockSize: p.BlockSize, Hashes: c.hashes, Class: s.class(), Group: "l40s", TotalBlocks: p.Blocks, Load: load,
 			GPUTokens: overlap[w.name].GPUBlocks * p.BlockSize, CPUTokens: overlap[w.name].CPUBlocks * p.BlockSize,
 		}
 	}
-	d := s.scheduler.Decide(s.clock(), schedule.Request{
-		ID: c.id, Connection: ConnectionName(s.o.Seed, c.connection), MaxTokens: len(c.output),
-	}, candidates)
+	return out
+}
+
+// dispatch sends a call to the first worker of its decision.
+func (s *sim) dispatch(c *call, d schedule.Decision, candidates []schedule.Candidate) {
 	chosen := d.Order[0]
 	w := s.workers[chosen]
 	c.sample.Worker = chosen
 	c.sample.Matched = candidates[chosen].GPUTokens
-	c.sample.Predicted = d.Estimates[chosen].TTFT.Seconds()
-	c.sample.Possible = w.engine.Lookup(c.prompt, "", "")
-	s.at(s.now+p.Overhead, func() {
+	c.sample.Predicted = s.now - c.sample.Sent + d.Estimates[chosen].TTFT.Seconds()
+	c.sample.Possible = -1
+	if s.o.Truth {
+		c.sample.Possible = w.engine.Lookup(c.prompt, "", "")
+	}
+	s.at(s.now+s.o.Profile.Overhead, func() {
+		s.warm(w, c)
 		err := w.engine.Submit(s.now, &engine.Request{ID: c.id, Tokens: c.prompt, MaxTokens: len(c.output), Output: c.output, Tag: c})
 		if err != nil {
 			s.err = fmt.Errorf("request %s of %d tokens: %w", c.id, len(c.prompt), err)
@@ -266,11 +311,14 @@ func (s *sim) end(w *worker) {
 		c := t.R.Tag.(*call)
 		if t.First {
 			c.sample.TTFT = s.now - c.sample.Sent
-			s.scheduler.FirstToken(s.clock(), c.id, seconds(c.sample.TTFT))
+			s.scheduler.FirstToken(s.clock(), c.id, seconds(s.now-c.routed))
 		}
 		if t.Last {
 			s.finish(c, t.R)
 		}
+	}
+	if len(step.Tokens) > 0 && len(s.line) > 0 {
+		s.pass()
 	}
 	s.begin(w)
 }
@@ -278,7 +326,9 @@ func (s *sim) end(w *worker) {
 func (s *sim) finish(c *call, r *engine.Request) {
 	c.sample.E2E = s.now - c.sample.Sent
 	c.sample.Prompt, c.sample.Cached, c.sample.Output = len(c.prompt), r.Cached, r.Generated
-	s.scheduler.Done(s.clock(), c.id, schedule.Outcome{OK: true, PromptTokens: len(c.prompt), CachedTokens: r.Cached, OutputTokens: r.Generated})
+	s.open--
+	s.learnAnswer(c)
+	c.router.scheduler.Done(s.clock(), c.id, schedule.Outcome{OK: true, PromptTokens: len(c.prompt), CachedTokens: r.Cached, OutputTokens: r.Generated})
 	s.connections[c.connection] = false
 	s.out.Samples = append(s.out.Samples, c.sample)
 	// What the client does next comes after what the engine does now.
