@@ -26,12 +26,23 @@ func newFrames(src io.Reader, limit int) *frames {
 	return &frames{src: bufio.NewReaderSize(src, 16<<10), decoder: eventstream.NewDecoder(), limit: limit}
 }
 
-// prelude is the length of a frame's first part, whose first number is the
-// length of all of it.
-const prelude = 12
+const (
+	// prelude is the length of a frame's first part: the length of all of it, that
+	// of its headers, and their sum.
+	prelude = 12
+	// frameLeast is a frame without headers and payload.
+	frameLeast = prelude + 4
+	// maxFrameHeaders bounds the headers, of which a frame of Bedrock has three: the
+	// decoder compares each with all before it.
+	maxFrameHeaders = 16 << 10
+)
+
+// errFrame says that a frame's lengths contradict each other.
+var errFrame = errors.New("malformed frame")
 
 // next returns the next frame, whose memory is used again for the one after.
-// io.EOF is an end between frames; one within is unexpected.
+// io.EOF is an end between frames; one within is unexpected. After any other
+// error there are no more.
 func (f *frames) next() (eventstream.Message, error) {
 	head, err := f.src.Peek(prelude)
 	if err != nil {
@@ -40,11 +51,15 @@ func (f *frames) next() (eventstream.Message, error) {
 		}
 		return eventstream.Message{}, err
 	}
-	n := binary.BigEndian.Uint32(head)
-	if int64(n) > int64(f.limit) {
+	n, headers := int64(binary.BigEndian.Uint32(head)), int64(binary.BigEndian.Uint32(head[4:]))
+	switch {
+	case n > int64(f.limit):
 		return eventstream.Message{}, openai.ErrEventTooLarge
+	case n < frameLeast || headers > n-frameLeast || headers > maxFrameHeaders:
+		// The decoder would subtract them, and read gigabytes.
+		return eventstream.Message{}, errFrame
 	}
-	m, err := f.decoder.Decode(f.src, f.payload[:0])
+	m, err := f.decoder.Decode(io.LimitReader(f.src, n), f.payload[:0])
 	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF
 	}
