@@ -13,6 +13,8 @@ import (
 // time, lengths are tokens.
 type Sample struct {
 	Index, Turn, Worker int
+	// Tenant is 0 for those who make the load, else a light tenant beside them.
+	Tenant int
 	// Measured is false for the warm-up.
 	Measured bool
 	Failed   bool
@@ -22,8 +24,12 @@ type Sample struct {
 	// Matched is what the router knew to be in the chosen worker's cache,
 	// Possible what was in it when the choice was made; -1 when unknown.
 	Matched, Possible int
-	// Predicted is the predicted TTFT.
+	// Predicted is the predicted TTFT: what the request had waited when it was
+	// sent to a worker, and the rest.
 	Predicted float64
+	// Alone is the end-to-end time that it would take on an idle worker; 0 when
+	// unknown.
+	Alone float64
 }
 
 // Run is what one run measured.

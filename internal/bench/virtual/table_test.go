@@ -90,7 +90,7 @@ func TestRunIsDeterministic(t *testing.T) {
 // The index is fed by events alone; what it says must be what is in the cache,
 // up to what events on their way and evictions since have changed.
 func TestIndexAgreesWithCaches(t *testing.T) {
-	run, err := Run(scenario(t, "S1"), Options{Policy: Kinference, Seed: 5})
+	run, err := Run(scenario(t, "S1"), Options{Policy: Kinference, Seed: 5, Truth: true})
 	if err != nil {
 		t.Fatal(err)
 	}

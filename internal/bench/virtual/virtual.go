@@ -16,7 +16,7 @@ package virtual
 import (
 	"container/heap"
 	"fmt"
-	"slices"
+	"math/rand/v2"
 	"time"
 
 	"github.com/kinference/kinference/internal/bench/stats"
@@ -54,6 +54,8 @@ type Options struct {
 	// others did; 0 means never.
 	Routers int
 	Gossip  float64
+	// Objective of every request.
+	Objective schedule.Objective
 	// Error makes each prediction of each worker's speed wrong by a factor
 	// between 1-Error and 1+Error.
 	Error float64
@@ -103,7 +105,7 @@ func RunTrace(trace []workload.TraceRequest, stretch float64, o Options) (stats.
 		return stats.Run{}, err
 	}
 	for i, r := range trace {
-		s.at(r.At*stretch, func() {
+		s.feed(r.At*stretch, func() {
 			s.send(&call{id: fmt.Sprint("t", i), prompt: r.Tokens(nil), output: make([]uint32, r.Output),
 				sample: stats.Sample{Index: i, Measured: true}, done: func() {}})
 		})
@@ -113,10 +115,11 @@ func RunTrace(trace []workload.TraceRequest, stretch float64, o Options) (stats.
 
 // call is one request on its way.
 type call struct {
-	id             string
+	id, tenant     string
 	prompt, output []uint32
 	hashes         []kvhash.Hash
 	connection     int
+	router         *router
 	routed         float64
 	sample         stats.Sample
 	done           func()
@@ -136,31 +139,37 @@ type sim struct {
 	o           Options
 	now         float64
 	open        int // requests that are not done
+	fed         int // events that will send more
 	events      queue
 	seq         int
 	workers     []*worker
+	byName      map[string]int
 	index       kvindex.Index
 	routers     []*router
-	noise       *rand.Rand           // of Options.Error
+	noise       *rand.Rand // of Options.Error
+	classes     []string
 	known       map[kvhash.Hash]bool // of Options.Oracle: what any worker computed
 	wipeAt      int                  // the request before which a cache is wiped; 0: none
 	connections []bool               // in use
-	waiting     map[string]*call
-	line        []*call // the same, in order of arrival
-	wake        float64 // when the next look at the line is due
 	out         stats.Run
 	err         error
 }
 
 func newSim(o Options) (*sim, error) {
 	o.fill()
-	s := &sim{o: o, index: kvindex.New()}
+	s := &sim{o: o, index: kvindex.New(), byName: map[string]int{}}
+	if o.Error > 0 {
+		s.noise = rand.New(rand.NewPCG(o.Seed, 0x6e6f697365)) // "noise"
+		for i := range errorSteps {
+			s.classes = append(s.classes, fmt.Sprint("l40s-", i))
+		}
+	}
 	for i := range max(o.Routers, 1) {
 		scheduler, err := schedule.New(s.settings(i))
 		if err != nil {
 			return nil, err
 		}
-		s.routers = append(s.routers, &router{name: fmt.Sprint("router", i), scheduler: scheduler})
+		s.routers = append(s.routers, &router{name: fmt.Sprint("router", i), scheduler: scheduler, line: map[string]*call{}})
 	}
 	if o.Oracle {
 		s.known = map[kvhash.Hash]bool{}
@@ -169,6 +178,7 @@ func newSim(o Options) (*sim, error) {
 	for i, speed := range o.Speeds {
 		w := &worker{name: WorkerName(i)}
 		w.engine = engine.New(engine.Config{Profile: s.o.Profile, Speed: speed, Seed: int64(o.Seed) + int64(i), OnEvents: !o.Oracle})
+		s.byName[w.name] = i
 		s.workers = append(s.workers, w)
 	}
 	return s, nil
@@ -190,6 +200,7 @@ func seconds(t float64) time.Duration { return time.Duration(t * float64(time.Se
 
 func (s *sim) run() (stats.Run, error) {
 	s.at(0, s.scrape)
+	s.gossip()
 	for len(s.events) > 0 && s.err == nil {
 		e := heap.Pop(&s.events).(event)
 		s.now = e.at
@@ -204,14 +215,18 @@ func (s *sim) scrape() {
 		st := w.engine.Stats()
 		load := schedule.Load{Running: float64(st.Running), Waiting: float64(st.Waiting), KVUsage: st.KVUsage, Known: true}
 		taken := s.now
-		arrive := func() { w.load, w.sampled = load, taken }
+		arrive := func() {
+			w.load, w.sampled = load, taken
+			s.tell(w)
+		}
 		if s.o.LoadDelay > 0 {
 			s.at(s.now+s.o.LoadDelay, arrive)
 		} else {
 			arrive()
 		}
 	}
-	if s.open > 0 || len(s.events) > 0 && s.now == 0 {
+	s.refresh()
+	if s.busy() {
 		s.at(s.now+s.o.LoadInterval, s.scrape)
 	}
 }
@@ -221,44 +236,22 @@ func (s *sim) send(c *call) {
 	s.open++
 	c.sample.Sent = s.now
 	c.connection = s.connect()
-	c.router = s.routers[s.routerOf(c.connection)]
+	c.router = s.routerOf(c.connection)
 	p := s.o.Profile
 	c.hashes = kvhash.Append(nil, kvhash.Root("", ""), c.prompt, p.BlockSize)
 	if s.wipeAt > 0 && c.sample.Index >= s.wipeAt {
 		s.wipe()
 	}
-	candidates := s.candidates(c)
-	d := c.router.scheduler.Decide(s.clock(), s.request(c), candidates)
-	s.dispatch(c, d, candidates)
-}
-
-// request is what the scheduler is told of a call.
-func (s *sim) request(c *call) schedule.Request {
-	return schedule.Request{ID: c.id, Tenant: c.tenant, Connection: ConnectionName(s.o.Seed, c.connection), MaxTokens: len(c.output)}
-}
-
-// candidates lists the workers as the call's router sees them now.
-func (s *sim) candidates(c *call) []schedule.Candidate {
-	p := s.o.Profile
-	out := make([]schedule.Candidate, len(s.workers))
-	overlap := s.overlap(c)
-	for i, w := range s.workers {
-		load := w.load
-		load.Age = seconds(s.now - w.sampled)
-		out[i] = schedule.Candidate{
-			Worker: w.name, Tokens: len(c.prompt), BlockSize: p.BlockSize, Hashes: c.hashes, Class: s.class(), Group: "l40s", TotalBlocks: p.Blocks, Load: load,
-			GPUTokens: overlap[w.name].GPUBlocks * p.BlockSize, CPUTokens: overlap[w.name].CPUBlocks * p.BlockSize,
-		}
-	}
-	return out
+	s.enter(c)
 }
 
 // dispatch sends a call to the first worker of its decision.
-func (s *sim) dispatch(c *call, d schedule.Decision, candidates []schedule.Candidate) {
+func (s *sim) dispatch(c *call, d schedule.Decision) {
 	chosen := d.Order[0]
 	w := s.workers[chosen]
+	c.routed = s.now
 	c.sample.Worker = chosen
-	c.sample.Matched = candidates[chosen].GPUTokens
+	c.sample.Matched = d.Estimates[chosen].Matched
 	c.sample.Predicted = s.now - c.sample.Sent + d.Estimates[chosen].TTFT.Seconds()
 	c.sample.Possible = -1
 	if s.o.Truth {
@@ -311,16 +304,20 @@ func (s *sim) end(w *worker) {
 		c := t.R.Tag.(*call)
 		if t.First {
 			c.sample.TTFT = s.now - c.sample.Sent
-			s.scheduler.FirstToken(s.clock(), c.id, seconds(s.now-c.routed))
+			s.learn(c.hashes)
+			c.router.scheduler.FirstToken(s.clock(), c.id, seconds(s.now-c.routed))
 		}
 		if t.Last {
 			s.finish(c, t.R)
 		}
 	}
-	if len(step.Tokens) > 0 && len(s.line) > 0 {
-		s.pass()
-	}
 	s.begin(w)
+	for _, t := range step.Tokens {
+		if t.First || t.Last {
+			s.passAll()
+			break
+		}
+	}
 }
 
 func (s *sim) finish(c *call, r *engine.Request) {

@@ -11,11 +11,15 @@
 // conversation goes out at once, before any new conversation, with the
 // generated answer in its prompt.
 //
-// A Generator is safe for concurrent use; a Loop belongs to one goroutine.
+// Open loops (Scenario.Rate, and the light tenants beside a flood) are Poisson
+// processes whose times are drawn from the same seed.
+//
+// A Generator is safe for concurrent use; a Loop and an Arrivals belong to one
+// goroutine.
 package workload
 
 import (
-	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -43,35 +47,23 @@ type Scenario struct {
 	Ramp float64
 	// Warm requests fill caches first and are not measured; Count are.
 	Warm, Count int
-}
 
-// The scenarios of the published table, with the parameters that reproduce it
-// (docs/benchmarks). S1 and S2 are what their names say; S0 shares nothing, so
-// no routing can gain anything on it and none may lose; the "hi" and "over"
-// forms load the fleet to 3.5 and 12 times of it.
-var scenarios = []Scenario{
-	{Name: "S0", Title: "control: nothing shared", FirstTokens: 20300, Turns: 1, OutputTokens: 210, Streams: 8, Ramp: 10, Warm: 24, Count: 300},
-	{Name: "S0s", Title: "control: short prompts", FirstTokens: 1500, Turns: 1, OutputTokens: 210, Streams: 8, Ramp: 10, Warm: 24, Count: 300},
-	{Name: "S1", Title: "shared prefix", Prefixes: 12, PrefixTokens: 20000, FirstTokens: 300, Turns: 1, OutputTokens: 210, Streams: 8, Ramp: 10, Warm: 100, Count: 500},
-	{Name: "S2", Title: "multi-turn", FirstTokens: 3000, Turns: 12, TurnTokens: 1200, OutputTokens: 160, Streams: 12, Ramp: 10, Warm: 144, Count: 600},
-	{Name: "S1cap", Title: "shared prefix, short answers", Prefixes: 12, PrefixTokens: 20000, FirstTokens: 300, Turns: 1, OutputTokens: 64, Streams: 8, Ramp: 10, Warm: 100, Count: 400},
-	{Name: "S2cap", Title: "multi-turn, short answers", FirstTokens: 3000, Turns: 12, TurnTokens: 1200, OutputTokens: 64, Streams: 12, Ramp: 10, Warm: 144, Count: 400},
-	{Name: "S1hi", Title: "shared prefix, 3.5 times the load", Prefixes: 12, PrefixTokens: 20000, FirstTokens: 300, Turns: 1, OutputTokens: 210, Streams: 28, Ramp: 10, Warm: 100, Count: 500},
-	{Name: "S1over", Title: "shared prefix, overload", Prefixes: 12, PrefixTokens: 20000, FirstTokens: 300, Turns: 1, OutputTokens: 210, Streams: 96, Ramp: 10, Warm: 192, Count: 600},
-	{Name: "S2hi", Title: "multi-turn, KV cache full", FirstTokens: 3000, Turns: 12, TurnTokens: 1200, OutputTokens: 160, Streams: 30, Ramp: 10, Warm: 180, Count: 600},
-}
-
-// Scenarios lists the built-in scenarios; the slice is the caller's own.
-func Scenarios() []Scenario { return slices.Clone(scenarios) }
-
-// Lookup finds a built-in scenario by name.
-func Lookup(name string) (Scenario, error) {
-	for _, s := range scenarios {
-		if s.Name == name {
-			return s, nil
-		}
-	}
-	return Scenario{}, fmt.Errorf("unknown scenario %q", name)
+	// Zipf is the exponent of the prefixes' popularity; 0: all alike.
+	Zipf float64
+	// LongShare of the conversations have no shared prefix and a prompt of
+	// LongTokens.
+	LongShare  float64
+	LongTokens int
+	// Sigma draws the length of each answer from a lognormal distribution with
+	// this deviation of the logarithm and the mean OutputTokens; 0: all equal.
+	Sigma float64
+	// Rate makes the load an open one: conversations of one turn arrive as a
+	// Poisson process at so many a second. Streams and Ramp do not matter then.
+	Rate float64
+	// Victims tenants with a prefix of their own send one-turn requests beside
+	// the streams, each as a Poisson process of VictimRate a second.
+	Victims    int
+	VictimRate float64
 }
 
 // WithStreams is s at another load. More streams need more requests: until the
@@ -84,7 +76,8 @@ func (s Scenario) WithStreams(streams int) Scenario {
 	return s
 }
 
-// MaxPrompt is the length of the scenario's longest prompt.
+// MaxPrompt is the length of the scenario's longest prompt where all answers
+// are of one length.
 func (s Scenario) MaxPrompt() int {
 	return s.PrefixTokens + s.FirstTokens + (s.Turns-1)*(s.TurnTokens+s.OutputTokens)
 }
@@ -116,6 +109,8 @@ type Generator struct {
 	Scenario Scenario
 	seed     uint64
 	vocab    []uint32
+	// popularity is the running sum of the prefixes' shares; nil: all alike.
+	popularity []float64
 
 	mu       sync.Mutex
 	prefixes [][]uint32
@@ -124,7 +119,15 @@ type Generator struct {
 // New returns the scenario's content for one seed. Token ids are drawn from
 // vocab, or, when it is nil, from a range that every large model has.
 func New(s Scenario, seed uint64, vocab []uint32) *Generator {
-	return &Generator{Scenario: s, seed: seed, vocab: vocab, prefixes: make([][]uint32, s.Prefixes)}
+	g := &Generator{Scenario: s, seed: seed, vocab: vocab, prefixes: make([][]uint32, s.Prefixes+s.Victims)}
+	if s.Zipf > 0 {
+		sum := 0.0
+		for i := range s.Prefixes {
+			sum += math.Pow(float64(i+1), -s.Zipf)
+			g.popularity = append(g.popularity, sum)
+		}
+	}
+	return g
 }
 
 // Kinds of random streams of one seed, so that drawing more of one does not
@@ -133,6 +136,8 @@ const (
 	streamPrefix = iota + 1
 	streamConversation
 	streamStart
+	streamArrival
+	streamVictim
 )
 
 func (g *Generator) rand(kind, index int) *rand.Rand {
@@ -154,19 +159,46 @@ func (g *Generator) tokens(r *rand.Rand, n int) []uint32 {
 // Conversation is the i-th conversation of this seed, whatever was asked for
 // before.
 func (g *Generator) Conversation(i int) Conversation {
+	sc := g.Scenario
 	r := g.rand(streamConversation, i)
 	var c Conversation
-	if g.Scenario.Prefixes > 0 {
-		c.Prefix = g.prefix(r.IntN(g.Scenario.Prefixes))
+	first := sc.FirstTokens
+	switch {
+	case sc.LongShare > 0 && r.Float64() < sc.LongShare:
+		first = sc.LongTokens
+	case sc.Prefixes > 0:
+		c.Prefix = g.prefix(g.pick(r))
 	}
-	for turn := range max(g.Scenario.Turns, 1) {
-		n := g.Scenario.FirstTokens
+	for turn := range max(sc.Turns, 1) {
+		n := first
 		if turn > 0 {
-			n = g.Scenario.TurnTokens
+			n = sc.TurnTokens
 		}
-		c.Turns = append(c.Turns, Turn{User: g.tokens(r, n), Output: g.tokens(r, g.Scenario.OutputTokens)})
+		out := g.outputTokens(r)
+		c.Turns = append(c.Turns, Turn{User: g.tokens(r, n), Output: g.tokens(r, out)})
 	}
 	return c
+}
+
+// pick draws a shared prefix by popularity.
+func (g *Generator) pick(r *rand.Rand) int {
+	if g.popularity == nil {
+		return r.IntN(g.Scenario.Prefixes)
+	}
+	i, _ := slices.BinarySearch(g.popularity, r.Float64()*g.popularity[len(g.popularity)-1])
+	return min(i, g.Scenario.Prefixes-1)
+}
+
+// maxOutput bounds drawn answers, in means.
+const maxOutput = 8
+
+func (g *Generator) outputTokens(r *rand.Rand) int {
+	mean, sigma := float64(g.Scenario.OutputTokens), g.Scenario.Sigma
+	if sigma == 0 {
+		return g.Scenario.OutputTokens
+	}
+	n := math.Round(mean * math.Exp(sigma*r.NormFloat64()-sigma*sigma/2))
+	return int(min(max(n, 1), maxOutput*mean))
 }
 
 func (g *Generator) prefix(i int) []uint32 {
@@ -185,6 +217,8 @@ type Request struct {
 	Stream int
 	// Conversation and Turn say where the request belongs.
 	Conversation, Turn int
+	// Tenant is 0 for those who make the load, else a victim's number from 1.
+	Tenant int
 	// Prefix, user turns and answers so far, in prompt order: user texts at even
 	// places (the first one includes the shared prefix), answers at odd ones.
 	Parts [][]uint32
