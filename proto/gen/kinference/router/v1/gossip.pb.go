@@ -173,22 +173,31 @@ func (x *Gossip) GetLearned() []*GossipLearned {
 
 // GossipEvent is a step in the life of a request at a worker.
 type GossipEvent struct {
-	state  protoimpl.MessageState `protogen:"open.v1"`
-	Kind   GossipKind             `protobuf:"varint,1,opt,name=kind,proto3,enum=kinference.router.v1.GossipKind" json:"kind,omitempty"`
-	Worker string                 `protobuf:"bytes,2,opt,name=worker,proto3" json:"worker,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Kind  GossipKind             `protobuf:"varint,1,opt,name=kind,proto3,enum=kinference.router.v1.GossipKind" json:"kind,omitempty"`
 	// Names the request among those of the sender.
-	Request uint64 `protobuf:"fixed64,3,opt,name=request,proto3" json:"request,omitempty"`
+	Request string `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
 	// How long before the message was sent.
-	Age *durationpb.Duration `protobuf:"bytes,4,opt,name=age,proto3" json:"age,omitempty"`
-	// Below are those of a request that was routed. Chained hashes of the leading
-	// blocks of its prompt, not of all if it is very long.
-	BlockHashes []uint64 `protobuf:"fixed64,5,rep,packed,name=block_hashes,json=blockHashes,proto3" json:"block_hashes,omitempty"`
-	BlockSize   uint32   `protobuf:"varint,6,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
-	// Tokens of the prompt, and those that are to be computed.
-	Tokens   uint32 `protobuf:"varint,7,opt,name=tokens,proto3" json:"tokens,omitempty"`
-	Uncached uint32 `protobuf:"varint,8,opt,name=uncached,proto3" json:"uncached,omitempty"`
-	// Time that its prefill takes, in seconds of the scheduler's own time.
-	Work          float64 `protobuf:"fixed64,9,opt,name=work,proto3" json:"work,omitempty"`
+	Age    *durationpb.Duration `protobuf:"bytes,3,opt,name=age,proto3" json:"age,omitempty"`
+	Worker string               `protobuf:"bytes,4,opt,name=worker,proto3" json:"worker,omitempty"`
+	// Accelerator class of the worker, and group of those that are alike.
+	Class string `protobuf:"bytes,5,opt,name=class,proto3" json:"class,omitempty"`
+	Group string `protobuf:"bytes,6,opt,name=group,proto3" json:"group,omitempty"`
+	// Tokens of the prompt, those of them that need not be computed, and the limit of
+	// the output or 0.
+	Tokens    uint32 `protobuf:"varint,7,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	Cached    uint32 `protobuf:"varint,8,opt,name=cached,proto3" json:"cached,omitempty"`
+	MaxTokens uint32 `protobuf:"varint,9,opt,name=max_tokens,json=maxTokens,proto3" json:"max_tokens,omitempty"`
+	BlockSize uint32 `protobuf:"varint,10,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
+	// Chained hashes of the stride-th block of the prompt, of that two strides in, and
+	// so on.
+	BlockHashes []uint64 `protobuf:"fixed64,11,rep,packed,name=block_hashes,json=blockHashes,proto3" json:"block_hashes,omitempty"`
+	Stride      uint32   `protobuf:"varint,12,opt,name=stride,proto3" json:"stride,omitempty"`
+	// Predicted time of its prefill, and until its first token.
+	Work *durationpb.Duration `protobuf:"bytes,13,opt,name=work,proto3" json:"work,omitempty"`
+	Ttft *durationpb.Duration `protobuf:"bytes,14,opt,name=ttft,proto3" json:"ttft,omitempty"`
+	// No first token will be reported.
+	Whole         bool `protobuf:"varint,15,opt,name=whole,proto3" json:"whole,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -230,18 +239,11 @@ func (x *GossipEvent) GetKind() GossipKind {
 	return GossipKind_GOSSIP_KIND_UNSPECIFIED
 }
 
-func (x *GossipEvent) GetWorker() string {
-	if x != nil {
-		return x.Worker
-	}
-	return ""
-}
-
-func (x *GossipEvent) GetRequest() uint64 {
+func (x *GossipEvent) GetRequest() string {
 	if x != nil {
 		return x.Request
 	}
-	return 0
+	return ""
 }
 
 func (x *GossipEvent) GetAge() *durationpb.Duration {
@@ -251,18 +253,25 @@ func (x *GossipEvent) GetAge() *durationpb.Duration {
 	return nil
 }
 
-func (x *GossipEvent) GetBlockHashes() []uint64 {
+func (x *GossipEvent) GetWorker() string {
 	if x != nil {
-		return x.BlockHashes
+		return x.Worker
 	}
-	return nil
+	return ""
 }
 
-func (x *GossipEvent) GetBlockSize() uint32 {
+func (x *GossipEvent) GetClass() string {
 	if x != nil {
-		return x.BlockSize
+		return x.Class
 	}
-	return 0
+	return ""
+}
+
+func (x *GossipEvent) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
 }
 
 func (x *GossipEvent) GetTokens() uint32 {
@@ -272,18 +281,60 @@ func (x *GossipEvent) GetTokens() uint32 {
 	return 0
 }
 
-func (x *GossipEvent) GetUncached() uint32 {
+func (x *GossipEvent) GetCached() uint32 {
 	if x != nil {
-		return x.Uncached
+		return x.Cached
 	}
 	return 0
 }
 
-func (x *GossipEvent) GetWork() float64 {
+func (x *GossipEvent) GetMaxTokens() uint32 {
+	if x != nil {
+		return x.MaxTokens
+	}
+	return 0
+}
+
+func (x *GossipEvent) GetBlockSize() uint32 {
+	if x != nil {
+		return x.BlockSize
+	}
+	return 0
+}
+
+func (x *GossipEvent) GetBlockHashes() []uint64 {
+	if x != nil {
+		return x.BlockHashes
+	}
+	return nil
+}
+
+func (x *GossipEvent) GetStride() uint32 {
+	if x != nil {
+		return x.Stride
+	}
+	return 0
+}
+
+func (x *GossipEvent) GetWork() *durationpb.Duration {
 	if x != nil {
 		return x.Work
 	}
-	return 0
+	return nil
+}
+
+func (x *GossipEvent) GetTtft() *durationpb.Duration {
+	if x != nil {
+		return x.Ttft
+	}
+	return nil
+}
+
+func (x *GossipEvent) GetWhole() bool {
+	if x != nil {
+		return x.Whole
+	}
+	return false
 }
 
 // GossipLearned is what a router has learned about one worker.
@@ -293,8 +344,10 @@ type GossipLearned struct {
 	// Factor on the prior speed of its class, from so many first tokens.
 	Slowness float64 `protobuf:"fixed64,2,opt,name=slowness,proto3" json:"slowness,omitempty"`
 	Samples  uint32  `protobuf:"varint,3,opt,name=samples,proto3" json:"samples,omitempty"`
-	// Ratio of cached tokens that the engine reports to those predicted.
+	// Ratio of cached tokens that the engine reports to those predicted, from so many
+	// answers.
 	Reuse         float64 `protobuf:"fixed64,4,opt,name=reuse,proto3" json:"reuse,omitempty"`
+	Hits          uint32  `protobuf:"varint,5,opt,name=hits,proto3" json:"hits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -357,6 +410,13 @@ func (x *GossipLearned) GetReuse() float64 {
 	return 0
 }
 
+func (x *GossipLearned) GetHits() uint32 {
+	if x != nil {
+		return x.Hits
+	}
+	return 0
+}
+
 var File_kinference_router_v1_gossip_proto protoreflect.FileDescriptor
 
 const file_kinference_router_v1_gossip_proto_rawDesc = "" +
@@ -368,23 +428,32 @@ const file_kinference_router_v1_gossip_proto_rawDesc = "" +
 	"\x0fsent_unix_nanos\x18\x03 \x01(\x03R\rsentUnixNanos\x12\x14\n" +
 	"\x05hello\x18\x04 \x01(\bR\x05hello\x129\n" +
 	"\x06events\x18\x05 \x03(\v2!.kinference.router.v1.GossipEventR\x06events\x12=\n" +
-	"\alearned\x18\x06 \x03(\v2#.kinference.router.v1.GossipLearnedR\alearned\"\xac\x02\n" +
+	"\alearned\x18\x06 \x03(\v2#.kinference.router.v1.GossipLearnedR\alearned\"\xeb\x03\n" +
 	"\vGossipEvent\x124\n" +
-	"\x04kind\x18\x01 \x01(\x0e2 .kinference.router.v1.GossipKindR\x04kind\x12\x16\n" +
-	"\x06worker\x18\x02 \x01(\tR\x06worker\x12\x18\n" +
-	"\arequest\x18\x03 \x01(\x06R\arequest\x12+\n" +
-	"\x03age\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12!\n" +
-	"\fblock_hashes\x18\x05 \x03(\x06R\vblockHashes\x12\x1d\n" +
+	"\x04kind\x18\x01 \x01(\x0e2 .kinference.router.v1.GossipKindR\x04kind\x12\x18\n" +
+	"\arequest\x18\x02 \x01(\tR\arequest\x12+\n" +
+	"\x03age\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12\x16\n" +
+	"\x06worker\x18\x04 \x01(\tR\x06worker\x12\x14\n" +
+	"\x05class\x18\x05 \x01(\tR\x05class\x12\x14\n" +
+	"\x05group\x18\x06 \x01(\tR\x05group\x12\x16\n" +
+	"\x06tokens\x18\a \x01(\rR\x06tokens\x12\x16\n" +
+	"\x06cached\x18\b \x01(\rR\x06cached\x12\x1d\n" +
 	"\n" +
-	"block_size\x18\x06 \x01(\rR\tblockSize\x12\x16\n" +
-	"\x06tokens\x18\a \x01(\rR\x06tokens\x12\x1a\n" +
-	"\buncached\x18\b \x01(\rR\buncached\x12\x12\n" +
-	"\x04work\x18\t \x01(\x01R\x04work\"s\n" +
+	"max_tokens\x18\t \x01(\rR\tmaxTokens\x12\x1d\n" +
+	"\n" +
+	"block_size\x18\n" +
+	" \x01(\rR\tblockSize\x12!\n" +
+	"\fblock_hashes\x18\v \x03(\x06R\vblockHashes\x12\x16\n" +
+	"\x06stride\x18\f \x01(\rR\x06stride\x12-\n" +
+	"\x04work\x18\r \x01(\v2\x19.google.protobuf.DurationR\x04work\x12-\n" +
+	"\x04ttft\x18\x0e \x01(\v2\x19.google.protobuf.DurationR\x04ttft\x12\x14\n" +
+	"\x05whole\x18\x0f \x01(\bR\x05whole\"\x87\x01\n" +
 	"\rGossipLearned\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x1a\n" +
 	"\bslowness\x18\x02 \x01(\x01R\bslowness\x12\x18\n" +
 	"\asamples\x18\x03 \x01(\rR\asamples\x12\x14\n" +
-	"\x05reuse\x18\x04 \x01(\x01R\x05reuse*t\n" +
+	"\x05reuse\x18\x04 \x01(\x01R\x05reuse\x12\x12\n" +
+	"\x04hits\x18\x05 \x01(\rR\x04hits*t\n" +
 	"\n" +
 	"GossipKind\x12\x1b\n" +
 	"\x17GOSSIP_KIND_UNSPECIFIED\x10\x00\x12\x16\n" +
@@ -418,11 +487,13 @@ var file_kinference_router_v1_gossip_proto_depIdxs = []int32{
 	3, // 1: kinference.router.v1.Gossip.learned:type_name -> kinference.router.v1.GossipLearned
 	0, // 2: kinference.router.v1.GossipEvent.kind:type_name -> kinference.router.v1.GossipKind
 	4, // 3: kinference.router.v1.GossipEvent.age:type_name -> google.protobuf.Duration
-	4, // [4:4] is the sub-list for method output_type
-	4, // [4:4] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	4, // 4: kinference.router.v1.GossipEvent.work:type_name -> google.protobuf.Duration
+	4, // 5: kinference.router.v1.GossipEvent.ttft:type_name -> google.protobuf.Duration
+	6, // [6:6] is the sub-list for method output_type
+	6, // [6:6] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	6, // [6:6] is the sub-list for extension extendee
+	0, // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_kinference_router_v1_gossip_proto_init() }
