@@ -875,7 +875,10 @@ type Prompt struct {
 	// Chained hashes of the full blocks (kvhash).
 	BlockHashes []uint64 `protobuf:"fixed64,4,rep,packed,name=block_hashes,json=blockHashes,proto3" json:"block_hashes,omitempty"`
 	// The hashes are of text chunks, not tokens: the profile has no tokenizer.
-	Approximate   bool `protobuf:"varint,5,opt,name=approximate,proto3" json:"approximate,omitempty"`
+	Approximate bool `protobuf:"varint,5,opt,name=approximate,proto3" json:"approximate,omitempty"`
+	// What else the request wants answered in the same call, as completions and
+	// embeddings can; tokens and block_hashes are of the first.
+	Others        []*OtherPrompt `protobuf:"bytes,6,rep,name=others,proto3" json:"others,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -945,6 +948,69 @@ func (x *Prompt) GetApproximate() bool {
 	return false
 }
 
+func (x *Prompt) GetOthers() []*OtherPrompt {
+	if x != nil {
+		return x.Others
+	}
+	return nil
+}
+
+// OtherPrompt is one more prompt of a request with several, which the engine
+// runs beside the first one.
+type OtherPrompt struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Tokens uint32                 `protobuf:"varint,1,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	// Chained hashes of the full blocks; empty if it was not hashed, and then its
+	// tokens may be an estimate.
+	BlockHashes   []uint64 `protobuf:"fixed64,2,rep,packed,name=block_hashes,json=blockHashes,proto3" json:"block_hashes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OtherPrompt) Reset() {
+	*x = OtherPrompt{}
+	mi := &file_kinference_router_v1_router_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OtherPrompt) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OtherPrompt) ProtoMessage() {}
+
+func (x *OtherPrompt) ProtoReflect() protoreflect.Message {
+	mi := &file_kinference_router_v1_router_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OtherPrompt.ProtoReflect.Descriptor instead.
+func (*OtherPrompt) Descriptor() ([]byte, []int) {
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *OtherPrompt) GetTokens() uint32 {
+	if x != nil {
+		return x.Tokens
+	}
+	return 0
+}
+
+func (x *OtherPrompt) GetBlockHashes() []uint64 {
+	if x != nil {
+		return x.BlockHashes
+	}
+	return nil
+}
+
 // RouteResponse lists where to send the request, best first. The first one is
 // booked; the others are for failover before the first byte.
 type RouteResponse struct {
@@ -967,7 +1033,7 @@ type RouteResponse struct {
 
 func (x *RouteResponse) Reset() {
 	*x = RouteResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[6]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -979,7 +1045,7 @@ func (x *RouteResponse) String() string {
 func (*RouteResponse) ProtoMessage() {}
 
 func (x *RouteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[6]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -992,7 +1058,7 @@ func (x *RouteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouteResponse.ProtoReflect.Descriptor instead.
 func (*RouteResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{6}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RouteResponse) GetEndpoints() []*Endpoint {
@@ -1058,7 +1124,7 @@ type Hedge struct {
 
 func (x *Hedge) Reset() {
 	*x = Hedge{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[7]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1070,7 +1136,7 @@ func (x *Hedge) String() string {
 func (*Hedge) ProtoMessage() {}
 
 func (x *Hedge) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[7]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1083,7 +1149,7 @@ func (x *Hedge) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hedge.ProtoReflect.Descriptor instead.
 func (*Hedge) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{7}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Hedge) GetAfter() *durationpb.Duration {
@@ -1114,7 +1180,7 @@ type Rejection struct {
 
 func (x *Rejection) Reset() {
 	*x = Rejection{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1126,7 +1192,7 @@ func (x *Rejection) String() string {
 func (*Rejection) ProtoMessage() {}
 
 func (x *Rejection) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[8]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1139,7 +1205,7 @@ func (x *Rejection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rejection.ProtoReflect.Descriptor instead.
 func (*Rejection) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{8}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Rejection) GetReason() string {
@@ -1193,7 +1259,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1205,7 +1271,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[9]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1218,7 +1284,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{9}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Endpoint) GetWorker() string {
@@ -1318,7 +1384,7 @@ type ProviderTarget struct {
 
 func (x *ProviderTarget) Reset() {
 	*x = ProviderTarget{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1330,7 +1396,7 @@ func (x *ProviderTarget) String() string {
 func (*ProviderTarget) ProtoMessage() {}
 
 func (x *ProviderTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[10]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1343,7 +1409,7 @@ func (x *ProviderTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProviderTarget.ProtoReflect.Descriptor instead.
 func (*ProviderTarget) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{10}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ProviderTarget) GetSchema() string {
@@ -1431,7 +1497,7 @@ type TagBar struct {
 
 func (x *TagBar) Reset() {
 	*x = TagBar{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1443,7 +1509,7 @@ func (x *TagBar) String() string {
 func (*TagBar) ProtoMessage() {}
 
 func (x *TagBar) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[11]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1456,7 +1522,7 @@ func (x *TagBar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagBar.ProtoReflect.Descriptor instead.
 func (*TagBar) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{11}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *TagBar) GetAll() []string {
@@ -1499,7 +1565,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1511,7 +1577,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[12]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1524,7 +1590,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{12}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ReportRequest) GetReports() []*Report {
@@ -1555,7 +1621,7 @@ type ParityReport struct {
 
 func (x *ParityReport) Reset() {
 	*x = ParityReport{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1567,7 +1633,7 @@ func (x *ParityReport) String() string {
 func (*ParityReport) ProtoMessage() {}
 
 func (x *ParityReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[13]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1580,7 +1646,7 @@ func (x *ParityReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParityReport.ProtoReflect.Descriptor instead.
 func (*ParityReport) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{13}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ParityReport) GetIngress() string {
@@ -1616,7 +1682,7 @@ type Parity struct {
 
 func (x *Parity) Reset() {
 	*x = Parity{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1628,7 +1694,7 @@ func (x *Parity) String() string {
 func (*Parity) ProtoMessage() {}
 
 func (x *Parity) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[14]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1641,7 +1707,7 @@ func (x *Parity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Parity.ProtoReflect.Descriptor instead.
 func (*Parity) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{14}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Parity) GetProfile() string {
@@ -1697,7 +1763,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1709,7 +1775,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[15]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1722,7 +1788,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{15}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Report) GetRequestId() string {
@@ -1800,7 +1866,7 @@ type Moved struct {
 
 func (x *Moved) Reset() {
 	*x = Moved{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1812,7 +1878,7 @@ func (x *Moved) String() string {
 func (*Moved) ProtoMessage() {}
 
 func (x *Moved) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[16]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1825,7 +1891,7 @@ func (x *Moved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Moved.ProtoReflect.Descriptor instead.
 func (*Moved) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{16}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Moved) GetWorker() string {
@@ -1853,7 +1919,7 @@ type FirstToken struct {
 
 func (x *FirstToken) Reset() {
 	*x = FirstToken{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1865,7 +1931,7 @@ func (x *FirstToken) String() string {
 func (*FirstToken) ProtoMessage() {}
 
 func (x *FirstToken) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[17]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1878,7 +1944,7 @@ func (x *FirstToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FirstToken.ProtoReflect.Descriptor instead.
 func (*FirstToken) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{17}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *FirstToken) GetTtft() *durationpb.Duration {
@@ -1903,7 +1969,7 @@ type Done struct {
 
 func (x *Done) Reset() {
 	*x = Done{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1915,7 +1981,7 @@ func (x *Done) String() string {
 func (*Done) ProtoMessage() {}
 
 func (x *Done) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[18]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1928,7 +1994,7 @@ func (x *Done) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Done.ProtoReflect.Descriptor instead.
 func (*Done) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{18}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Done) GetOutcome() Outcome {
@@ -1968,7 +2034,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1980,7 +2046,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[19]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1993,7 +2059,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{19}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{20}
 }
 
 // WatchCatalogRequest has no fields.
@@ -2005,7 +2071,7 @@ type WatchCatalogRequest struct {
 
 func (x *WatchCatalogRequest) Reset() {
 	*x = WatchCatalogRequest{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2017,7 +2083,7 @@ func (x *WatchCatalogRequest) String() string {
 func (*WatchCatalogRequest) ProtoMessage() {}
 
 func (x *WatchCatalogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[20]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2030,7 +2096,7 @@ func (x *WatchCatalogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchCatalogRequest.ProtoReflect.Descriptor instead.
 func (*WatchCatalogRequest) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{20}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{21}
 }
 
 // WatchCatalogResponse carries a whole catalog.
@@ -2043,7 +2109,7 @@ type WatchCatalogResponse struct {
 
 func (x *WatchCatalogResponse) Reset() {
 	*x = WatchCatalogResponse{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2055,7 +2121,7 @@ func (x *WatchCatalogResponse) String() string {
 func (*WatchCatalogResponse) ProtoMessage() {}
 
 func (x *WatchCatalogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[21]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2068,7 +2134,7 @@ func (x *WatchCatalogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchCatalogResponse.ProtoReflect.Descriptor instead.
 func (*WatchCatalogResponse) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{21}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *WatchCatalogResponse) GetCatalog() *Catalog {
@@ -2114,7 +2180,7 @@ type Catalog struct {
 
 func (x *Catalog) Reset() {
 	*x = Catalog{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2126,7 +2192,7 @@ func (x *Catalog) String() string {
 func (*Catalog) ProtoMessage() {}
 
 func (x *Catalog) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[22]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2139,7 +2205,7 @@ func (x *Catalog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Catalog.ProtoReflect.Descriptor instead.
 func (*Catalog) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{22}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Catalog) GetVersion() uint64 {
@@ -2255,7 +2321,7 @@ type WorkerSet struct {
 
 func (x *WorkerSet) Reset() {
 	*x = WorkerSet{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2267,7 +2333,7 @@ func (x *WorkerSet) String() string {
 func (*WorkerSet) ProtoMessage() {}
 
 func (x *WorkerSet) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[23]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2280,7 +2346,7 @@ func (x *WorkerSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerSet.ProtoReflect.Descriptor instead.
 func (*WorkerSet) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{23}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *WorkerSet) GetName() string {
@@ -2317,7 +2383,7 @@ type CustomTags struct {
 
 func (x *CustomTags) Reset() {
 	*x = CustomTags{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2329,7 +2395,7 @@ func (x *CustomTags) String() string {
 func (*CustomTags) ProtoMessage() {}
 
 func (x *CustomTags) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[24]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2342,7 +2408,7 @@ func (x *CustomTags) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CustomTags.ProtoReflect.Descriptor instead.
 func (*CustomTags) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{24}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CustomTags) GetNamespace() string {
@@ -2384,7 +2450,7 @@ type Objective struct {
 
 func (x *Objective) Reset() {
 	*x = Objective{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2396,7 +2462,7 @@ func (x *Objective) String() string {
 func (*Objective) ProtoMessage() {}
 
 func (x *Objective) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[25]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2409,7 +2475,7 @@ func (x *Objective) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Objective.ProtoReflect.Descriptor instead.
 func (*Objective) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{25}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Objective) GetKind() string {
@@ -2507,7 +2573,7 @@ type Price struct {
 
 func (x *Price) Reset() {
 	*x = Price{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2519,7 +2585,7 @@ func (x *Price) String() string {
 func (*Price) ProtoMessage() {}
 
 func (x *Price) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[26]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2532,7 +2598,7 @@ func (x *Price) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Price.ProtoReflect.Descriptor instead.
 func (*Price) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{26}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Price) GetBackend() string {
@@ -2611,7 +2677,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2623,7 +2689,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[27]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2636,7 +2702,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{27}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Pool) GetName() string {
@@ -2685,7 +2751,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2697,7 +2763,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[28]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2710,7 +2776,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{28}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Backend) GetName() string {
@@ -2819,7 +2885,7 @@ type JwtIssuer struct {
 
 func (x *JwtIssuer) Reset() {
 	*x = JwtIssuer{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2831,7 +2897,7 @@ func (x *JwtIssuer) String() string {
 func (*JwtIssuer) ProtoMessage() {}
 
 func (x *JwtIssuer) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[29]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2844,7 +2910,7 @@ func (x *JwtIssuer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JwtIssuer.ProtoReflect.Descriptor instead.
 func (*JwtIssuer) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{29}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *JwtIssuer) GetIssuer() string {
@@ -2910,7 +2976,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2922,7 +2988,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[30]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2935,7 +3001,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{30}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Tenant) GetName() string {
@@ -3048,7 +3114,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3060,7 +3126,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[31]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3073,7 +3139,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{31}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Key) GetId() string {
@@ -3123,7 +3189,7 @@ type ClaimIdentity struct {
 
 func (x *ClaimIdentity) Reset() {
 	*x = ClaimIdentity{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3135,7 +3201,7 @@ func (x *ClaimIdentity) String() string {
 func (*ClaimIdentity) ProtoMessage() {}
 
 func (x *ClaimIdentity) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[32]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3148,7 +3214,7 @@ func (x *ClaimIdentity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimIdentity.ProtoReflect.Descriptor instead.
 func (*ClaimIdentity) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{32}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ClaimIdentity) GetIssuer() string {
@@ -3191,7 +3257,7 @@ type LimitPolicy struct {
 
 func (x *LimitPolicy) Reset() {
 	*x = LimitPolicy{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3203,7 +3269,7 @@ func (x *LimitPolicy) String() string {
 func (*LimitPolicy) ProtoMessage() {}
 
 func (x *LimitPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[33]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3216,7 +3282,7 @@ func (x *LimitPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitPolicy.ProtoReflect.Descriptor instead.
 func (*LimitPolicy) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{33}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *LimitPolicy) GetName() string {
@@ -3285,7 +3351,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3297,7 +3363,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[34]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3310,7 +3376,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{34}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Limit) GetName() string {
@@ -3465,7 +3531,7 @@ type TokenLimit struct {
 
 func (x *TokenLimit) Reset() {
 	*x = TokenLimit{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3477,7 +3543,7 @@ func (x *TokenLimit) String() string {
 func (*TokenLimit) ProtoMessage() {}
 
 func (x *TokenLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[35]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3490,7 +3556,7 @@ func (x *TokenLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenLimit.ProtoReflect.Descriptor instead.
 func (*TokenLimit) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{35}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *TokenLimit) GetSort() TokenSort {
@@ -3540,7 +3606,7 @@ type CostLimit struct {
 
 func (x *CostLimit) Reset() {
 	*x = CostLimit{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3552,7 +3618,7 @@ func (x *CostLimit) String() string {
 func (*CostLimit) ProtoMessage() {}
 
 func (x *CostLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[36]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3565,7 +3631,7 @@ func (x *CostLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CostLimit.ProtoReflect.Descriptor instead.
 func (*CostLimit) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{36}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CostLimit) GetAmountMicros() int64 {
@@ -3594,7 +3660,7 @@ type Calendar struct {
 
 func (x *Calendar) Reset() {
 	*x = Calendar{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[37]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3606,7 +3672,7 @@ func (x *Calendar) String() string {
 func (*Calendar) ProtoMessage() {}
 
 func (x *Calendar) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[37]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3619,7 +3685,7 @@ func (x *Calendar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Calendar.ProtoReflect.Descriptor instead.
 func (*Calendar) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{37}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Calendar) GetPeriod() CalendarPeriod {
@@ -3666,7 +3732,7 @@ type Model struct {
 
 func (x *Model) Reset() {
 	*x = Model{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[38]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3678,7 +3744,7 @@ func (x *Model) String() string {
 func (*Model) ProtoMessage() {}
 
 func (x *Model) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[38]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3691,7 +3757,7 @@ func (x *Model) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Model.ProtoReflect.Descriptor instead.
 func (*Model) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{38}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Model) GetName() string {
@@ -3801,7 +3867,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[39]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3813,7 +3879,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[39]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3826,7 +3892,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{39}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Profile) GetId() string {
@@ -3927,7 +3993,7 @@ type Worker struct {
 
 func (x *Worker) Reset() {
 	*x = Worker{}
-	mi := &file_kinference_router_v1_router_proto_msgTypes[40]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3939,7 +4005,7 @@ func (x *Worker) String() string {
 func (*Worker) ProtoMessage() {}
 
 func (x *Worker) ProtoReflect() protoreflect.Message {
-	mi := &file_kinference_router_v1_router_proto_msgTypes[40]
+	mi := &file_kinference_router_v1_router_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3952,7 +4018,7 @@ func (x *Worker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Worker.ProtoReflect.Descriptor instead.
 func (*Worker) Descriptor() ([]byte, []int) {
-	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{40}
+	return file_kinference_router_v1_router_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Worker) GetUid() string {
@@ -4086,14 +4152,18 @@ const file_kinference_router_v1_router_proto_rawDesc = "" +
 	"\n" +
 	"UnknownTag\x12\x10\n" +
 	"\x03tag\x18\x01 \x01(\tR\x03tag\x12\x16\n" +
-	"\x06causes\x18\x02 \x03(\tR\x06causes\"\x9e\x01\n" +
+	"\x06causes\x18\x02 \x03(\tR\x06causes\"\xd9\x01\n" +
 	"\x06Prompt\x12\x18\n" +
 	"\aprofile\x18\x01 \x01(\tR\aprofile\x12\x16\n" +
 	"\x06tokens\x18\x02 \x01(\rR\x06tokens\x12\x1d\n" +
 	"\n" +
 	"block_size\x18\x03 \x01(\rR\tblockSize\x12!\n" +
 	"\fblock_hashes\x18\x04 \x03(\x06R\vblockHashes\x12 \n" +
-	"\vapproximate\x18\x05 \x01(\bR\vapproximate\"\x92\x02\n" +
+	"\vapproximate\x18\x05 \x01(\bR\vapproximate\x129\n" +
+	"\x06others\x18\x06 \x03(\v2!.kinference.router.v1.OtherPromptR\x06others\"H\n" +
+	"\vOtherPrompt\x12\x16\n" +
+	"\x06tokens\x18\x01 \x01(\rR\x06tokens\x12!\n" +
+	"\fblock_hashes\x18\x02 \x03(\x06R\vblockHashes\"\x92\x02\n" +
 	"\rRouteResponse\x12<\n" +
 	"\tendpoints\x18\x01 \x03(\v2\x1e.kinference.router.v1.EndpointR\tendpoints\x12\x1a\n" +
 	"\battempts\x18\x02 \x01(\rR\battempts\x12\x19\n" +
@@ -4430,7 +4500,7 @@ func file_kinference_router_v1_router_proto_rawDescGZIP() []byte {
 }
 
 var file_kinference_router_v1_router_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_kinference_router_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_kinference_router_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
 var file_kinference_router_v1_router_proto_goTypes = []any{
 	(ParityState)(0),             // 0: kinference.router.v1.ParityState
 	(ParityCause)(0),             // 1: kinference.router.v1.ParityCause
@@ -4445,118 +4515,120 @@ var file_kinference_router_v1_router_proto_goTypes = []any{
 	(*Attributes)(nil),           // 10: kinference.router.v1.Attributes
 	(*UnknownTag)(nil),           // 11: kinference.router.v1.UnknownTag
 	(*Prompt)(nil),               // 12: kinference.router.v1.Prompt
-	(*RouteResponse)(nil),        // 13: kinference.router.v1.RouteResponse
-	(*Hedge)(nil),                // 14: kinference.router.v1.Hedge
-	(*Rejection)(nil),            // 15: kinference.router.v1.Rejection
-	(*Endpoint)(nil),             // 16: kinference.router.v1.Endpoint
-	(*ProviderTarget)(nil),       // 17: kinference.router.v1.ProviderTarget
-	(*TagBar)(nil),               // 18: kinference.router.v1.TagBar
-	(*ReportRequest)(nil),        // 19: kinference.router.v1.ReportRequest
-	(*ParityReport)(nil),         // 20: kinference.router.v1.ParityReport
-	(*Parity)(nil),               // 21: kinference.router.v1.Parity
-	(*Report)(nil),               // 22: kinference.router.v1.Report
-	(*Moved)(nil),                // 23: kinference.router.v1.Moved
-	(*FirstToken)(nil),           // 24: kinference.router.v1.FirstToken
-	(*Done)(nil),                 // 25: kinference.router.v1.Done
-	(*ReportResponse)(nil),       // 26: kinference.router.v1.ReportResponse
-	(*WatchCatalogRequest)(nil),  // 27: kinference.router.v1.WatchCatalogRequest
-	(*WatchCatalogResponse)(nil), // 28: kinference.router.v1.WatchCatalogResponse
-	(*Catalog)(nil),              // 29: kinference.router.v1.Catalog
-	(*WorkerSet)(nil),            // 30: kinference.router.v1.WorkerSet
-	(*CustomTags)(nil),           // 31: kinference.router.v1.CustomTags
-	(*Objective)(nil),            // 32: kinference.router.v1.Objective
-	(*Price)(nil),                // 33: kinference.router.v1.Price
-	(*Pool)(nil),                 // 34: kinference.router.v1.Pool
-	(*Backend)(nil),              // 35: kinference.router.v1.Backend
-	(*JwtIssuer)(nil),            // 36: kinference.router.v1.JwtIssuer
-	(*Tenant)(nil),               // 37: kinference.router.v1.Tenant
-	(*Key)(nil),                  // 38: kinference.router.v1.Key
-	(*ClaimIdentity)(nil),        // 39: kinference.router.v1.ClaimIdentity
-	(*LimitPolicy)(nil),          // 40: kinference.router.v1.LimitPolicy
-	(*Limit)(nil),                // 41: kinference.router.v1.Limit
-	(*TokenLimit)(nil),           // 42: kinference.router.v1.TokenLimit
-	(*CostLimit)(nil),            // 43: kinference.router.v1.CostLimit
-	(*Calendar)(nil),             // 44: kinference.router.v1.Calendar
-	(*Model)(nil),                // 45: kinference.router.v1.Model
-	(*Profile)(nil),              // 46: kinference.router.v1.Profile
-	(*Worker)(nil),               // 47: kinference.router.v1.Worker
-	nil,                          // 48: kinference.router.v1.Attributes.HeadersEntry
-	nil,                          // 49: kinference.router.v1.Catalog.EpochsEntry
-	(*durationpb.Duration)(nil),  // 50: google.protobuf.Duration
+	(*OtherPrompt)(nil),          // 13: kinference.router.v1.OtherPrompt
+	(*RouteResponse)(nil),        // 14: kinference.router.v1.RouteResponse
+	(*Hedge)(nil),                // 15: kinference.router.v1.Hedge
+	(*Rejection)(nil),            // 16: kinference.router.v1.Rejection
+	(*Endpoint)(nil),             // 17: kinference.router.v1.Endpoint
+	(*ProviderTarget)(nil),       // 18: kinference.router.v1.ProviderTarget
+	(*TagBar)(nil),               // 19: kinference.router.v1.TagBar
+	(*ReportRequest)(nil),        // 20: kinference.router.v1.ReportRequest
+	(*ParityReport)(nil),         // 21: kinference.router.v1.ParityReport
+	(*Parity)(nil),               // 22: kinference.router.v1.Parity
+	(*Report)(nil),               // 23: kinference.router.v1.Report
+	(*Moved)(nil),                // 24: kinference.router.v1.Moved
+	(*FirstToken)(nil),           // 25: kinference.router.v1.FirstToken
+	(*Done)(nil),                 // 26: kinference.router.v1.Done
+	(*ReportResponse)(nil),       // 27: kinference.router.v1.ReportResponse
+	(*WatchCatalogRequest)(nil),  // 28: kinference.router.v1.WatchCatalogRequest
+	(*WatchCatalogResponse)(nil), // 29: kinference.router.v1.WatchCatalogResponse
+	(*Catalog)(nil),              // 30: kinference.router.v1.Catalog
+	(*WorkerSet)(nil),            // 31: kinference.router.v1.WorkerSet
+	(*CustomTags)(nil),           // 32: kinference.router.v1.CustomTags
+	(*Objective)(nil),            // 33: kinference.router.v1.Objective
+	(*Price)(nil),                // 34: kinference.router.v1.Price
+	(*Pool)(nil),                 // 35: kinference.router.v1.Pool
+	(*Backend)(nil),              // 36: kinference.router.v1.Backend
+	(*JwtIssuer)(nil),            // 37: kinference.router.v1.JwtIssuer
+	(*Tenant)(nil),               // 38: kinference.router.v1.Tenant
+	(*Key)(nil),                  // 39: kinference.router.v1.Key
+	(*ClaimIdentity)(nil),        // 40: kinference.router.v1.ClaimIdentity
+	(*LimitPolicy)(nil),          // 41: kinference.router.v1.LimitPolicy
+	(*Limit)(nil),                // 42: kinference.router.v1.Limit
+	(*TokenLimit)(nil),           // 43: kinference.router.v1.TokenLimit
+	(*CostLimit)(nil),            // 44: kinference.router.v1.CostLimit
+	(*Calendar)(nil),             // 45: kinference.router.v1.Calendar
+	(*Model)(nil),                // 46: kinference.router.v1.Model
+	(*Profile)(nil),              // 47: kinference.router.v1.Profile
+	(*Worker)(nil),               // 48: kinference.router.v1.Worker
+	nil,                          // 49: kinference.router.v1.Attributes.HeadersEntry
+	nil,                          // 50: kinference.router.v1.Catalog.EpochsEntry
+	(*durationpb.Duration)(nil),  // 51: google.protobuf.Duration
 }
 var file_kinference_router_v1_router_proto_depIdxs = []int32{
 	12, // 0: kinference.router.v1.RouteRequest.prompts:type_name -> kinference.router.v1.Prompt
 	10, // 1: kinference.router.v1.RouteRequest.attributes:type_name -> kinference.router.v1.Attributes
-	48, // 2: kinference.router.v1.Attributes.headers:type_name -> kinference.router.v1.Attributes.HeadersEntry
+	49, // 2: kinference.router.v1.Attributes.headers:type_name -> kinference.router.v1.Attributes.HeadersEntry
 	11, // 3: kinference.router.v1.Attributes.unknown_tags:type_name -> kinference.router.v1.UnknownTag
-	16, // 4: kinference.router.v1.RouteResponse.endpoints:type_name -> kinference.router.v1.Endpoint
-	50, // 5: kinference.router.v1.RouteResponse.queued:type_name -> google.protobuf.Duration
-	14, // 6: kinference.router.v1.RouteResponse.hedge:type_name -> kinference.router.v1.Hedge
-	50, // 7: kinference.router.v1.Hedge.after:type_name -> google.protobuf.Duration
-	50, // 8: kinference.router.v1.Endpoint.predicted_ttft:type_name -> google.protobuf.Duration
-	17, // 9: kinference.router.v1.Endpoint.target:type_name -> kinference.router.v1.ProviderTarget
-	18, // 10: kinference.router.v1.Endpoint.bars:type_name -> kinference.router.v1.TagBar
-	50, // 11: kinference.router.v1.ProviderTarget.first_byte:type_name -> google.protobuf.Duration
-	50, // 12: kinference.router.v1.ProviderTarget.idle:type_name -> google.protobuf.Duration
-	50, // 13: kinference.router.v1.ProviderTarget.total:type_name -> google.protobuf.Duration
-	22, // 14: kinference.router.v1.ReportRequest.reports:type_name -> kinference.router.v1.Report
-	20, // 15: kinference.router.v1.ReportRequest.parity:type_name -> kinference.router.v1.ParityReport
-	21, // 16: kinference.router.v1.ParityReport.verdicts:type_name -> kinference.router.v1.Parity
-	0,  // 17: kinference.router.v1.Parity.state:type_name -> kinference.router.v1.ParityState
-	1,  // 18: kinference.router.v1.Parity.cause:type_name -> kinference.router.v1.ParityCause
-	23, // 19: kinference.router.v1.Report.moved:type_name -> kinference.router.v1.Moved
-	24, // 20: kinference.router.v1.Report.first_token:type_name -> kinference.router.v1.FirstToken
-	25, // 21: kinference.router.v1.Report.done:type_name -> kinference.router.v1.Done
-	50, // 22: kinference.router.v1.FirstToken.ttft:type_name -> google.protobuf.Duration
-	2,  // 23: kinference.router.v1.Done.outcome:type_name -> kinference.router.v1.Outcome
-	29, // 24: kinference.router.v1.WatchCatalogResponse.catalog:type_name -> kinference.router.v1.Catalog
-	45, // 25: kinference.router.v1.Catalog.models:type_name -> kinference.router.v1.Model
-	46, // 26: kinference.router.v1.Catalog.profiles:type_name -> kinference.router.v1.Profile
-	47, // 27: kinference.router.v1.Catalog.workers:type_name -> kinference.router.v1.Worker
-	49, // 28: kinference.router.v1.Catalog.epochs:type_name -> kinference.router.v1.Catalog.EpochsEntry
-	35, // 29: kinference.router.v1.Catalog.backends:type_name -> kinference.router.v1.Backend
-	34, // 30: kinference.router.v1.Catalog.pools:type_name -> kinference.router.v1.Pool
-	37, // 31: kinference.router.v1.Catalog.tenants:type_name -> kinference.router.v1.Tenant
-	40, // 32: kinference.router.v1.Catalog.limit_policies:type_name -> kinference.router.v1.LimitPolicy
-	31, // 33: kinference.router.v1.Catalog.custom_tags:type_name -> kinference.router.v1.CustomTags
-	33, // 34: kinference.router.v1.Catalog.prices:type_name -> kinference.router.v1.Price
-	32, // 35: kinference.router.v1.Catalog.objectives:type_name -> kinference.router.v1.Objective
-	30, // 36: kinference.router.v1.Catalog.worker_sets:type_name -> kinference.router.v1.WorkerSet
-	50, // 37: kinference.router.v1.Objective.threshold:type_name -> google.protobuf.Duration
-	50, // 38: kinference.router.v1.Objective.window:type_name -> google.protobuf.Duration
-	45, // 39: kinference.router.v1.Pool.models:type_name -> kinference.router.v1.Model
-	36, // 40: kinference.router.v1.Backend.jwt:type_name -> kinference.router.v1.JwtIssuer
-	50, // 41: kinference.router.v1.Backend.idle_timeout:type_name -> google.protobuf.Duration
-	50, // 42: kinference.router.v1.Backend.total_timeout:type_name -> google.protobuf.Duration
-	38, // 43: kinference.router.v1.Tenant.keys:type_name -> kinference.router.v1.Key
-	39, // 44: kinference.router.v1.Tenant.claims:type_name -> kinference.router.v1.ClaimIdentity
-	41, // 45: kinference.router.v1.Tenant.limits:type_name -> kinference.router.v1.Limit
-	41, // 46: kinference.router.v1.LimitPolicy.limits:type_name -> kinference.router.v1.Limit
-	3,  // 47: kinference.router.v1.Limit.per:type_name -> kinference.router.v1.LimitScope
-	42, // 48: kinference.router.v1.Limit.tokens:type_name -> kinference.router.v1.TokenLimit
-	43, // 49: kinference.router.v1.Limit.cost:type_name -> kinference.router.v1.CostLimit
-	50, // 50: kinference.router.v1.Limit.window:type_name -> google.protobuf.Duration
-	50, // 51: kinference.router.v1.Limit.burst:type_name -> google.protobuf.Duration
-	44, // 52: kinference.router.v1.Limit.calendar:type_name -> kinference.router.v1.Calendar
-	6,  // 53: kinference.router.v1.Limit.on_unavailable:type_name -> kinference.router.v1.OnUnavailable
-	4,  // 54: kinference.router.v1.TokenLimit.sort:type_name -> kinference.router.v1.TokenSort
-	5,  // 55: kinference.router.v1.Calendar.period:type_name -> kinference.router.v1.CalendarPeriod
-	0,  // 56: kinference.router.v1.Profile.parity:type_name -> kinference.router.v1.ParityState
-	1,  // 57: kinference.router.v1.Profile.parity_cause:type_name -> kinference.router.v1.ParityCause
-	50, // 58: kinference.router.v1.Worker.metrics_interval:type_name -> google.protobuf.Duration
-	9,  // 59: kinference.router.v1.RouterService.Route:input_type -> kinference.router.v1.RouteRequest
-	19, // 60: kinference.router.v1.RouterService.Report:input_type -> kinference.router.v1.ReportRequest
-	27, // 61: kinference.router.v1.RouterService.WatchCatalog:input_type -> kinference.router.v1.WatchCatalogRequest
-	7,  // 62: kinference.router.v1.RouterService.ReviewToken:input_type -> kinference.router.v1.ReviewTokenRequest
-	13, // 63: kinference.router.v1.RouterService.Route:output_type -> kinference.router.v1.RouteResponse
-	26, // 64: kinference.router.v1.RouterService.Report:output_type -> kinference.router.v1.ReportResponse
-	28, // 65: kinference.router.v1.RouterService.WatchCatalog:output_type -> kinference.router.v1.WatchCatalogResponse
-	8,  // 66: kinference.router.v1.RouterService.ReviewToken:output_type -> kinference.router.v1.ReviewTokenResponse
-	63, // [63:67] is the sub-list for method output_type
-	59, // [59:63] is the sub-list for method input_type
-	59, // [59:59] is the sub-list for extension type_name
-	59, // [59:59] is the sub-list for extension extendee
-	0,  // [0:59] is the sub-list for field type_name
+	13, // 4: kinference.router.v1.Prompt.others:type_name -> kinference.router.v1.OtherPrompt
+	17, // 5: kinference.router.v1.RouteResponse.endpoints:type_name -> kinference.router.v1.Endpoint
+	51, // 6: kinference.router.v1.RouteResponse.queued:type_name -> google.protobuf.Duration
+	15, // 7: kinference.router.v1.RouteResponse.hedge:type_name -> kinference.router.v1.Hedge
+	51, // 8: kinference.router.v1.Hedge.after:type_name -> google.protobuf.Duration
+	51, // 9: kinference.router.v1.Endpoint.predicted_ttft:type_name -> google.protobuf.Duration
+	18, // 10: kinference.router.v1.Endpoint.target:type_name -> kinference.router.v1.ProviderTarget
+	19, // 11: kinference.router.v1.Endpoint.bars:type_name -> kinference.router.v1.TagBar
+	51, // 12: kinference.router.v1.ProviderTarget.first_byte:type_name -> google.protobuf.Duration
+	51, // 13: kinference.router.v1.ProviderTarget.idle:type_name -> google.protobuf.Duration
+	51, // 14: kinference.router.v1.ProviderTarget.total:type_name -> google.protobuf.Duration
+	23, // 15: kinference.router.v1.ReportRequest.reports:type_name -> kinference.router.v1.Report
+	21, // 16: kinference.router.v1.ReportRequest.parity:type_name -> kinference.router.v1.ParityReport
+	22, // 17: kinference.router.v1.ParityReport.verdicts:type_name -> kinference.router.v1.Parity
+	0,  // 18: kinference.router.v1.Parity.state:type_name -> kinference.router.v1.ParityState
+	1,  // 19: kinference.router.v1.Parity.cause:type_name -> kinference.router.v1.ParityCause
+	24, // 20: kinference.router.v1.Report.moved:type_name -> kinference.router.v1.Moved
+	25, // 21: kinference.router.v1.Report.first_token:type_name -> kinference.router.v1.FirstToken
+	26, // 22: kinference.router.v1.Report.done:type_name -> kinference.router.v1.Done
+	51, // 23: kinference.router.v1.FirstToken.ttft:type_name -> google.protobuf.Duration
+	2,  // 24: kinference.router.v1.Done.outcome:type_name -> kinference.router.v1.Outcome
+	30, // 25: kinference.router.v1.WatchCatalogResponse.catalog:type_name -> kinference.router.v1.Catalog
+	46, // 26: kinference.router.v1.Catalog.models:type_name -> kinference.router.v1.Model
+	47, // 27: kinference.router.v1.Catalog.profiles:type_name -> kinference.router.v1.Profile
+	48, // 28: kinference.router.v1.Catalog.workers:type_name -> kinference.router.v1.Worker
+	50, // 29: kinference.router.v1.Catalog.epochs:type_name -> kinference.router.v1.Catalog.EpochsEntry
+	36, // 30: kinference.router.v1.Catalog.backends:type_name -> kinference.router.v1.Backend
+	35, // 31: kinference.router.v1.Catalog.pools:type_name -> kinference.router.v1.Pool
+	38, // 32: kinference.router.v1.Catalog.tenants:type_name -> kinference.router.v1.Tenant
+	41, // 33: kinference.router.v1.Catalog.limit_policies:type_name -> kinference.router.v1.LimitPolicy
+	32, // 34: kinference.router.v1.Catalog.custom_tags:type_name -> kinference.router.v1.CustomTags
+	34, // 35: kinference.router.v1.Catalog.prices:type_name -> kinference.router.v1.Price
+	33, // 36: kinference.router.v1.Catalog.objectives:type_name -> kinference.router.v1.Objective
+	31, // 37: kinference.router.v1.Catalog.worker_sets:type_name -> kinference.router.v1.WorkerSet
+	51, // 38: kinference.router.v1.Objective.threshold:type_name -> google.protobuf.Duration
+	51, // 39: kinference.router.v1.Objective.window:type_name -> google.protobuf.Duration
+	46, // 40: kinference.router.v1.Pool.models:type_name -> kinference.router.v1.Model
+	37, // 41: kinference.router.v1.Backend.jwt:type_name -> kinference.router.v1.JwtIssuer
+	51, // 42: kinference.router.v1.Backend.idle_timeout:type_name -> google.protobuf.Duration
+	51, // 43: kinference.router.v1.Backend.total_timeout:type_name -> google.protobuf.Duration
+	39, // 44: kinference.router.v1.Tenant.keys:type_name -> kinference.router.v1.Key
+	40, // 45: kinference.router.v1.Tenant.claims:type_name -> kinference.router.v1.ClaimIdentity
+	42, // 46: kinference.router.v1.Tenant.limits:type_name -> kinference.router.v1.Limit
+	42, // 47: kinference.router.v1.LimitPolicy.limits:type_name -> kinference.router.v1.Limit
+	3,  // 48: kinference.router.v1.Limit.per:type_name -> kinference.router.v1.LimitScope
+	43, // 49: kinference.router.v1.Limit.tokens:type_name -> kinference.router.v1.TokenLimit
+	44, // 50: kinference.router.v1.Limit.cost:type_name -> kinference.router.v1.CostLimit
+	51, // 51: kinference.router.v1.Limit.window:type_name -> google.protobuf.Duration
+	51, // 52: kinference.router.v1.Limit.burst:type_name -> google.protobuf.Duration
+	45, // 53: kinference.router.v1.Limit.calendar:type_name -> kinference.router.v1.Calendar
+	6,  // 54: kinference.router.v1.Limit.on_unavailable:type_name -> kinference.router.v1.OnUnavailable
+	4,  // 55: kinference.router.v1.TokenLimit.sort:type_name -> kinference.router.v1.TokenSort
+	5,  // 56: kinference.router.v1.Calendar.period:type_name -> kinference.router.v1.CalendarPeriod
+	0,  // 57: kinference.router.v1.Profile.parity:type_name -> kinference.router.v1.ParityState
+	1,  // 58: kinference.router.v1.Profile.parity_cause:type_name -> kinference.router.v1.ParityCause
+	51, // 59: kinference.router.v1.Worker.metrics_interval:type_name -> google.protobuf.Duration
+	9,  // 60: kinference.router.v1.RouterService.Route:input_type -> kinference.router.v1.RouteRequest
+	20, // 61: kinference.router.v1.RouterService.Report:input_type -> kinference.router.v1.ReportRequest
+	28, // 62: kinference.router.v1.RouterService.WatchCatalog:input_type -> kinference.router.v1.WatchCatalogRequest
+	7,  // 63: kinference.router.v1.RouterService.ReviewToken:input_type -> kinference.router.v1.ReviewTokenRequest
+	14, // 64: kinference.router.v1.RouterService.Route:output_type -> kinference.router.v1.RouteResponse
+	27, // 65: kinference.router.v1.RouterService.Report:output_type -> kinference.router.v1.ReportResponse
+	29, // 66: kinference.router.v1.RouterService.WatchCatalog:output_type -> kinference.router.v1.WatchCatalogResponse
+	8,  // 67: kinference.router.v1.RouterService.ReviewToken:output_type -> kinference.router.v1.ReviewTokenResponse
+	64, // [64:68] is the sub-list for method output_type
+	60, // [60:64] is the sub-list for method input_type
+	60, // [60:60] is the sub-list for extension type_name
+	60, // [60:60] is the sub-list for extension extendee
+	0,  // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_kinference_router_v1_router_proto_init() }
@@ -4564,14 +4636,14 @@ func file_kinference_router_v1_router_proto_init() {
 	if File_kinference_router_v1_router_proto != nil {
 		return
 	}
-	file_kinference_router_v1_router_proto_msgTypes[9].OneofWrappers = []any{}
-	file_kinference_router_v1_router_proto_msgTypes[15].OneofWrappers = []any{
+	file_kinference_router_v1_router_proto_msgTypes[10].OneofWrappers = []any{}
+	file_kinference_router_v1_router_proto_msgTypes[16].OneofWrappers = []any{
 		(*Report_Moved)(nil),
 		(*Report_FirstToken)(nil),
 		(*Report_Done)(nil),
 	}
-	file_kinference_router_v1_router_proto_msgTypes[18].OneofWrappers = []any{}
-	file_kinference_router_v1_router_proto_msgTypes[34].OneofWrappers = []any{
+	file_kinference_router_v1_router_proto_msgTypes[19].OneofWrappers = []any{}
+	file_kinference_router_v1_router_proto_msgTypes[35].OneofWrappers = []any{
 		(*Limit_Tokens)(nil),
 		(*Limit_Requests)(nil),
 		(*Limit_Concurrency)(nil),
@@ -4584,7 +4656,7 @@ func file_kinference_router_v1_router_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kinference_router_v1_router_proto_rawDesc), len(file_kinference_router_v1_router_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   43,
+			NumMessages:   44,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
