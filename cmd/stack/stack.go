@@ -191,7 +191,7 @@ func (s *Stack) start(o Options) error {
 			return (&kvtracker.Service{Config: kvtracker.Config{Mode: kvtracker.ModeTracker, Listener: l, NATSURL: natsURL}}).Run(ctx)
 		}},
 		{"router", func(ctx context.Context, l net.Listener) error {
-			return (&router.Service{Config: s.configure(router.Config{Listener: l, ConfigDir: o.ConfigDir, Kubernetes: o.Kubeconfig != "", Kubeconfig: o.Kubeconfig, KVTrackerURL: trackerURL, Policy: o.Policy, Seed: o.Seed, TimeScale: o.TimeScale}, o)}).Run(ctx)
+			return (&router.Service{Config: s.configure(router.Config{Listener: l, ConfigDir: o.ConfigDir, Kubernetes: o.Kubeconfig != "", Kubeconfig: o.Kubeconfig, KVTrackerURL: trackerURL, NATSURL: natsURL, Policy: o.Policy, Seed: o.Seed, TimeScale: o.TimeScale}, o)}).Run(ctx)
 		}},
 		{"relay", func(ctx context.Context, _ net.Listener) error {
 			return (&kvtracker.Service{Config: kvtracker.Config{Mode: kvtracker.ModeRelay, NATSURL: natsURL, RouterURL: routerURL}}).Run(ctx)

@@ -60,6 +60,9 @@ type Config struct {
 	// KVTrackerURL lists the base URLs of the kvtrackers, shards and replicas alike, comma
 	// separated; empty: route without it.
 	KVTrackerURL string
+	// NATSURL lists NATS servers over which routers tell each other what they do,
+	// comma separated; empty: this one is alone, or goes by the gauges.
+	NATSURL string
 	// MatchTimeout is how long a decision waits for kvtracker.
 	MatchTimeout time.Duration
 	// ProbeInterval is the time between probes of the workers while
@@ -121,6 +124,7 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.AdminTokens, "admin-tokens", "", "file of tokens that the admin API lets in: a line for each with NAME, ROLE (read or operate) and SHA256")
 	fs.StringVar(&c.AdminAudit, "admin-audit", "", "file to which the admin API appends who changed what; empty: standard error")
 	fs.StringVar(&c.KVTrackerURL, "kvtracker-url", "", "base URLs of the kvtrackers, shards and replicas alike, comma separated; empty: route by load and own knowledge")
+	fs.StringVar(&c.NATSURL, "nats-url", "", "URLs of NATS over which routers tell each other what they do, comma separated; empty: they see each other in the workers' gauges only")
 	fs.DurationVar(&c.MatchTimeout, "match-timeout", d.MatchTimeout, "how long a decision waits for kvtracker")
 	fs.DurationVar(&c.ProbeInterval, "probe-interval", d.ProbeInterval, "time between probes of the workers while kvtracker does not say that they are ready")
 	fs.StringVar(&c.Policy, "policy", d.Policy, "scheduling policy: "+strings.Join(schedule.Policies(), ", "))

@@ -20,7 +20,8 @@ import (
 // sets and workers by the resources, all others by constants.
 type metrics struct {
 	decisions, reloads, away, tokens, moved, finished, compared, refused metric.Int64Counter
-	duration, predicted, actual, miss                                    metric.Float64Histogram
+	messages, unheard                                                    metric.Int64Counter
+	duration, predicted, actual, miss, gossipAge                         metric.Float64Histogram
 	policy                                                               string
 	registration                                                         metric.Registration
 }
@@ -58,6 +59,9 @@ func newMetrics(m metric.Meter, s *server) (*metrics, error) {
 	out.finished = counter("finished", "{request}", "Requests that were reported done, by outcome.")
 	out.refused = counter("admin.refused", "{call}", "Calls of the admin API that were refused, by reason: unauthenticated, denied, unavailable.")
 	out.compared = counter("parity.requests", "{request}", "Requests by profile and by how the engine's cached tokens compare with the index: agree, too_few predicted, too_many, uninformative, not_reported.")
+	out.messages = counter("gossip.messages", "{message}", "Messages between routers by direction: sent, received.")
+	out.unheard = counter("gossip.dropped", "{message}", "Messages between routers that were lost or not used, by reason: garbled, version, late, slow, unsent, crowd.")
+	out.gossipAge = histogram("gossip.age", "Age of what other routers say when it comes.", fast)
 	out.duration = histogram("decision.duration", "Time of a routing decision, kvtracker included.", fast)
 	out.predicted = histogram("ttft.predicted", "Predicted time to first token of requests that got one.", slow)
 	out.actual = histogram("ttft.actual", "Time to first token as ingress saw it.", slow)
@@ -73,6 +77,7 @@ func newMetrics(m metric.Meter, s *server) (*metrics, error) {
 	problems := gauge("catalog.problems", "{problem}", "Problems of the resources by kind and severity.")
 	connected := gauge("tracker.connected", "1", "1 while there is a kvtracker to ask for every worker set.")
 	following := gauge("trackers", "{tracker}", "kvtrackers by state: asked, spare, late, rebuilding, away.")
+	peers := gauge("gossip.peers", "{router}", "Other routers that were heard of lately.")
 	wrong := gauge("parity.differs", "{worker}", "Workers whose cached tokens the index does not know or knows wrong, by profile and cause: block_size, events, hash, false_hits, none.")
 	if err != nil {
 		return nil, err
@@ -92,6 +97,9 @@ func newMetrics(m metric.Meter, s *server) (*metrics, error) {
 		_, gone := s.scheduler.Totals()
 		o.ObserveFloat64(expired, float64(gone))
 		o.ObserveFloat64(connected, truth(s.tracker != nil && s.tracker.Followed()))
+		if s.gossip != nil {
+			o.ObserveFloat64(peers, float64(len(s.gossip.Peers())))
+		}
 		if set, ok := s.tracker.(*trackers.Set); ok {
 			for state, n := range set.States() {
 				o.ObserveFloat64(following, float64(n), metric.WithAttributes(attribute.String("state", state)))
@@ -134,7 +142,7 @@ func newMetrics(m metric.Meter, s *server) (*metrics, error) {
 			}
 		}
 		return nil
-	}, inFlight, expired, slowness, reuse, ready, total, version, problems, connected, following, wrong)
+	}, inFlight, expired, slowness, reuse, ready, total, version, problems, connected, following, peers, wrong)
 	return out, err
 }
 
@@ -207,6 +215,18 @@ func (m *metrics) trackerAway(ctx context.Context, why string) {
 
 func (m *metrics) comparedWith(profile string, r parity.Result) {
 	m.compared.Add(context.Background(), 1, metric.WithAttributes(attribute.String("profile", profile), attribute.String("result", r.String())))
+}
+
+func (m *metrics) gossiped(direction string) {
+	m.messages.Add(context.Background(), 1, metric.WithAttributes(attribute.String("direction", direction)))
+}
+
+func (m *metrics) gossipDropped(reason string, n int) {
+	m.unheard.Add(context.Background(), int64(n), metric.WithAttributes(attribute.String("reason", reason)))
+}
+
+func (m *metrics) gossipDelayed(d time.Duration) {
+	m.gossipAge.Record(context.Background(), d.Seconds())
 }
 
 func (m *metrics) movedAway(ctx context.Context, reason string) {

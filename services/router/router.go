@@ -21,6 +21,7 @@ import (
 	"github.com/kinference/kinference/services/router/internal/catalog"
 	"github.com/kinference/kinference/services/router/internal/decisions"
 	"github.com/kinference/kinference/services/router/internal/fleet"
+	"github.com/kinference/kinference/services/router/internal/gossip"
 	"github.com/kinference/kinference/services/router/internal/parity"
 	"github.com/kinference/kinference/services/router/internal/providers"
 	"github.com/kinference/kinference/services/router/internal/queue"
@@ -48,6 +49,7 @@ type server struct {
 	cached     *parity.Cached
 	catalog    *catalog.Publisher
 	tracker    tracker             // nil: none
+	gossip     *gossip.Exchange    // with other routers; nil: none
 	keys       resources.KeyWriter // of API keys
 	reviewer   *review.Client      // of ServiceAccounts; nil: the Kubernetes API is not used
 	reviewSaid atomic.Int64        // when a failed review was logged
@@ -94,6 +96,9 @@ func (s *Service) Run(ctx context.Context) error {
 	defer srv.metrics.close()
 
 	g, ctx := errgroup.WithContext(ctx)
+	if err := srv.exchange(ctx, g); err != nil {
+		return err
+	}
 	if err := srv.serveAdmin(ctx, g); err != nil {
 		return err
 	}

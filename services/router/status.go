@@ -26,6 +26,11 @@ const recentRequests = 5 * time.Minute
 // status is the state of the fleet.
 func (s *server) status() *adminv1.StatusResponse {
 	out := &adminv1.StatusResponse{TrackerConnected: s.tracker != nil && s.tracker.Followed(), Queued: uint32(s.queue.Len())}
+	if s.gossip != nil {
+		for _, p := range s.gossip.Peers() {
+			out.Peers = append(out.Peers, &adminv1.PeerStatus{Router: p.Name, Age: durationpb.New(p.Age)})
+		}
+	}
 	v, _ := s.catalog.Current()
 	if v == nil {
 		return out
