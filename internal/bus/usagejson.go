@@ -115,6 +115,7 @@ func (o *object) usage(u *usagev1.Usage) {
 		o.close()
 	}
 	o.flag("overload", u.GetOverload())
+	o.flag("hedge", u.GetHedge())
 	o.close()
 }
 

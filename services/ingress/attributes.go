@@ -110,6 +110,7 @@ func saturated(after time.Duration) *openai.Error {
 type retry struct {
 	attempts int      // in all; 0: as many as there are endpoints
 	on       []string // empty: whatever can be retried
+	hedge    *routerv1.Hedge
 }
 
 // allows reports whether another endpoint may be tried after a failure.

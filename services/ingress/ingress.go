@@ -51,6 +51,7 @@ type server struct {
 	limits      limiting
 	classifying classifying
 	leaving     leaving
+	trying      trying
 	usage       metering
 	metrics     *metrics
 	tracer      trace.Tracer
@@ -90,7 +91,7 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 	v.proxy = proxy.New(proxy.Settings{
 		Connect: s.ConnectTimeout, FirstByte: s.FirstByteTimeout, Idle: s.IdleTimeout, Write: s.WriteTimeout, KeepAlive: s.KeepAlive,
-		PerHost: s.WorkerConnections, MaxEvent: s.MaxEvent, MaxAnswer: s.MaxAnswer, Private: private, Breaker: v.breakerMoved,
+		PerHost: s.WorkerConnections, MaxEvent: s.MaxEvent, MaxAnswer: s.MaxAnswer, Private: private, Breaker: v.breakerMoved, Worker: v.workerMoved,
 	})
 	defer v.proxy.Close()
 	v.prompts = prompt.New(prompt.Settings{

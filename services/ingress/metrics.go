@@ -37,6 +37,9 @@ type metrics struct {
 	reportsLost metric.Int64Counter
 	checks      metric.Int64Counter
 	breakers    metric.Int64Counter
+	ejections   metric.Int64Counter
+	hedges      metric.Int64Counter
+	exhausted   metric.Int64Counter
 
 	golden golden
 
@@ -69,6 +72,9 @@ func newMetrics(m metric.Meter) (*metrics, error) {
 		meter:       m,
 		checks:      counter("kinference.ingress.parity.checks", "{check}", "Comparisons of our token ids with the engines', by profile, kind (probe, or count of a served request) and result: agrees, differs, unanswered."),
 		breakers:    counter("kinference.ingress.provider.events", "{event}", "What happened to a provider: open and closed are its breakers, skipped are requests that it was not asked about because of one, its concurrency or what it cannot do, barred are requests that were kept from it at the last moment because of their tags."),
+		ejections:   counter("kinference.ingress.worker.events", "{event}", "What happened to workers, by worker set: ejected are those that failed several times in a row, returned those that served again, avoided are requests that went elsewhere meanwhile."),
+		hedges:      counter("kinference.ingress.hedges", "{request}", "Streams for which a second endpoint was asked, by model and what came of it: first (the second one answered), late (the first one did), failed (neither), refused (the retry budget was used up)."),
+		exhausted:   counter("kinference.ingress.retries.refused", "{request}", "Failed requests that were not tried again because retries are a fifth of the requests at most, by model."),
 		requests:    counter("kinference.ingress.requests", "{request}", "Requests by route, model, answered status (499: the client left) and outcome: ok, canceled, failed or refused. A stream that breaks has status 200 and outcome failed."),
 		duration:    seconds("gen_ai.server.request.duration", "Time from the request's last byte to the answer's.", durationBuckets),
 		firstToken:  seconds("gen_ai.server.time_to_first_token", "Time from the request's last byte to the first content written.", firstBuckets),
@@ -171,6 +177,16 @@ func (m *metrics) answered(ctx context.Context, x *exchange) {
 // breaker records what happened to a provider.
 func (m *metrics) breaker(ctx context.Context, provider, event string) {
 	m.breakers.Add(ctx, 1, metric.WithAttributes(attribute.String("provider", provider), attribute.String("event", event)))
+}
+
+// hedged records what came of a second attempt.
+func (m *metrics) hedged(ctx context.Context, model, result string) {
+	m.hedges.Add(ctx, 1, metric.WithAttributes(attribute.String("model", model), attribute.String("result", result)))
+}
+
+// workerEvent records what happened to a worker of a set.
+func (m *metrics) workerEvent(ctx context.Context, set, event string) {
+	m.ejections.Add(ctx, 1, metric.WithAttributes(attribute.String("set", set), attribute.String("event", event)))
 }
 
 // failedOver records an attempt that another worker makes good.

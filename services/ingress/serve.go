@@ -3,7 +3,6 @@ package ingress
 import (
 	"context"
 	"errors"
-	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -27,20 +26,9 @@ import (
 	"github.com/kinference/kinference/services/ingress/internal/proxy"
 )
 
-const (
-	// statusLeft is recorded for a client that left before its answer. Nobody
-	// gets to see it; the number is nginx's.
-	statusLeft = 499
-	// rounds is how often the router is asked about one request: once more
-	// when all workers of its first answer failed.
-	rounds = 2
-	// maxBroken is how many workers may take a request and break or hang before
-	// it is given up: it may be the request that breaks them.
-	maxBroken = 3
-	// flushTime bounds how long a second question waits for the reports about
-	// the first answer, which would otherwise undo its booking.
-	flushTime = 100 * time.Millisecond
-)
+// statusLeft is recorded for a client that left before its answer. Nobody
+// gets to see it; the number is nginx's.
+const statusLeft = 499
 
 // exchange is one request to a generating route, from its body to its report.
 type exchange struct {
@@ -196,11 +184,11 @@ func (x *exchange) fits() *openai.Error {
 	longest, tokens := 0, 0
 	left := slices.DeleteFunc(x.prompts, func(p prompt.Prompt) bool {
 		limit := p.Profile.MaxModelLen
-		if !p.Exact() || limit == 0 || p.Tokens+max(x.req.MaxTokens, 1) <= limit {
+		if !p.Exact() || limit == 0 || p.Longest()+max(x.req.MaxTokens, 1) <= limit {
 			return false
 		}
 		if limit > longest {
-			longest, tokens = limit, p.Tokens
+			longest, tokens = limit, p.Longest()
 		}
 		return true
 	})
@@ -209,67 +197,6 @@ func (x *exchange) fits() *openai.Error {
 	}
 	x.prompts = left
 	return nil
-}
-
-// forward asks the router and tries the workers it names. The error is what
-// to answer when none of them could; it is nil too when the client left.
-func (x *exchange) forward() *openai.Error {
-	header := proxy.CleanHeader(x.r.Header)
-	header.Set("Content-Type", "application/json")
-	header.Set("X-Request-Id", x.id)
-	// A zero-length value is not sent, but lets the transport repeat a request
-	// that met a connection which the worker was just closing.
-	header["X-Idempotency-Key"] = []string{}
-	daemon.Propagator.Inject(x.ctx, propagation.HeaderCarrier(header))
-
-	var tried []string
-	var last *openai.Error
-	broken := 0
-	for round := range rounds {
-		if round > 0 {
-			flushed, cancel := context.WithTimeout(x.ctx, flushTime)
-			_ = x.reports.Flush(flushed)
-			cancel()
-		}
-		endpoints, e := x.route(tried)
-		if e != nil || len(endpoints) == 0 {
-			if last == nil {
-				last = e
-			}
-			break
-		}
-		for i, endpoint := range endpoints {
-			if i > 0 {
-				x.reports.Moved(x.id, endpoint.GetWorker(), string(x.result.Reason))
-			}
-			tried = append(tried, endpoint.GetWorker())
-			if x.barred(endpoint) {
-				last = openai.Overloaded("No model server is ready for this request. Try again later.", time.Second)
-				continue
-			}
-			x.attempt(endpoint, header)
-			if !x.result.Retry || !x.result.Unsent && !x.retry.allows(x.attempts, &x.result) {
-				return x.result.Err
-			}
-			last = x.result.Err
-			if x.result.Unsent {
-				x.unsent(endpoint)
-				continue
-			}
-			x.metrics.failedOver(x.server.ctx, x.result.Reason)
-			daemon.Logger(x.server.ctx).Warn("worker failed before its first token", "request_id", x.id, "worker", endpoint.GetWorker(),
-				"reason", string(x.result.Reason), "err", x.result.Cause)
-			if x.result.Reason == proxy.Closed || x.result.Reason == proxy.Timeout {
-				if broken++; broken == maxBroken {
-					return last
-				}
-			}
-		}
-	}
-	if x.left() {
-		return nil
-	}
-	return last
 }
 
 // route asks the router for workers, again for a short while when it cannot
@@ -284,11 +211,9 @@ func (x *exchange) route(exclude []string) ([]*routerv1.Endpoint, *openai.Error)
 	}
 	for i := range x.prompts {
 		p := &x.prompts[i]
-		hashes := make([]uint64, len(p.Hashes))
-		for j, h := range p.Hashes {
-			hashes[j] = uint64(h)
+		request.Prompts[i] = &routerv1.Prompt{
+			Profile: p.Profile.ID, Tokens: uint32(p.Tokens), BlockSize: uint32(p.BlockSize), BlockHashes: numbers(p.Hashes), Approximate: !p.Exact(), Others: othersOf(p),
 		}
-		request.Prompts[i] = &routerv1.Prompt{Profile: p.Profile.ID, Tokens: uint32(p.Tokens), BlockSize: uint32(p.BlockSize), BlockHashes: hashes, Approximate: !p.Exact()}
 	}
 	// Whatever goes wrong from here on, the router may have booked it.
 	before := x.routed
@@ -297,7 +222,7 @@ func (x *exchange) route(exclude []string) ([]*routerv1.Endpoint, *openai.Error)
 		answer, err := x.router.Route(ctx, request)
 		if err == nil {
 			x.measured.decision = answer
-			x.retry = retry{int(answer.GetAttempts()), answer.GetRetryOn()}
+			x.retry = retry{attempts: int(answer.GetAttempts()), on: answer.GetRetryOn(), hedge: answer.GetHedge()}
 			x.overloaded = len(answer.GetEndpoints()) == 0
 			return answer.GetEndpoints(), noWorkers(answer.GetEndpoints())
 		}
@@ -342,42 +267,6 @@ func noWorkers(endpoints []*routerv1.Endpoint) *openai.Error {
 		return nil
 	}
 	return openai.Overloaded("No model server is ready for this request. Try again later.", time.Second)
-}
-
-// attempt tries one worker and leaves the outcome in x.result.
-func (x *exchange) attempt(endpoint *routerv1.Endpoint, header http.Header) {
-	x.attempts++
-	x.endpoint = endpoint
-	body, err := x.bodyFor(endpoint)
-	var outside *proxy.Provider
-	if err == nil {
-		outside, err = x.providerOf(endpoint, body)
-	}
-	if err != nil { // a member that must be an object and is none
-		x.result = proxy.Result{Reason: proxy.Status, Usage: openai.NoUsage, Err: openai.Invalid("", "", "A member of the request has the wrong type: "+err.Error()+".")}
-		return
-	}
-	header = maps.Clone(header) // the transport may still be reading the last attempt's
-	if endpoint.DataParallelRank != nil {
-		header.Set("X-Data-Parallel-Rank", strconv.Itoa(int(endpoint.GetDataParallelRank())))
-	}
-	x.startUsage()
-	free := x.limits.occupancy.Enter(endpoint.GetWorker(), time.Now())
-	x.result = x.proxy.Do(x.ctx, x.w, &proxy.Call{
-		URL: strings.TrimRight(endpoint.GetUrl(), "/"), Path: x.req.Route.Path(), Header: header, Body: body, Stream: x.req.Stream,
-		Model: openai.AppendString(nil, x.req.Model), HideUsage: x.req.Stream && !x.req.IncludeUsage,
-		HideRunning: x.req.Stream && !x.req.ContinuousUsage, Provider: outside, Choices: x.perPrompt(), Prompts: x.req.Prompts, OnUsage: x.measured.progress,
-		Idle:    x.idleTimeout(),
-		OnFirst: func(sinceSent time.Duration) { x.reports.FirstToken(x.id, sinceSent) },
-	})
-	x.limited.gpu = free(time.Now())
-	if len(x.result.Dropped) > 0 {
-		daemon.Logger(x.server.ctx).Debug("members were left out for a provider", "request_id", x.id, "provider", endpoint.GetProvider(), "members", x.result.Dropped)
-	}
-	if x.result.Committed && x.result.Reason != proxy.Served && x.result.Reason != proxy.Canceled {
-		daemon.Logger(x.server.ctx).Warn("worker failed in the middle of a stream", "request_id", x.id, "worker", endpoint.GetWorker(),
-			"reason", string(x.result.Reason), "err", x.result.Cause)
-	}
 }
 
 // bodyFor is the body as the endpoint's engine must get it. Nearly always all

@@ -220,15 +220,14 @@ func (x *exchange) measure() *meter.Record {
 	res := &x.result
 	r.Sent, r.FirstContent, r.FirstWritten, r.LastContent = res.Sent, res.FirstContent, res.FirstWritten, res.LastContent
 	r.MaxGap, r.Chunks = res.MaxGap, res.Chunks
-	r.Tokens = x.tokens(r)
+	r.Tokens = x.tokens(r, res)
 	return r
 }
 
 // tokens are what the backend reported, completed by what we know. What came to
 // nothing by no fault of the client has none.
-func (x *exchange) tokens(r *meter.Record) (t meter.Tokens) {
-	res := &x.result
-	if res.Sent.IsZero() || !res.Committed && res.Reason != proxy.Canceled {
+func (x *exchange) tokens(r *meter.Record, res *proxy.Result) (t meter.Tokens) {
+	if res.Sent.IsZero() || !res.Committed && res.Reason != proxy.Canceled && res.Reason != proxy.Lost {
 		return t
 	}
 	u := res.Usage

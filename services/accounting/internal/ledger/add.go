@@ -38,8 +38,8 @@ func (k key) compare(o key) int {
 
 // sums are what is added to a row.
 type sums struct {
-	prices [3]string
-	counts [11]int64
+	prices [4]string
+	counts [12]int64
 	money  [4]Money
 }
 
@@ -50,7 +50,11 @@ func (l *Ledger) Add(ctx context.Context, events []*usagev1.Usage) (a Added, err
 		return Added{}, fmt.Errorf("add to ledger: %w", err)
 	}
 	defer func() { _ = tx.Rollback() }() // of a transaction that was committed it does nothing
-	insert, err := tx.PrepareContext(ctx, l.sql(`INSERT INTO usage_event (id, ended, recovered, tenant, organisation, model, event) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING`))
+	seq, err := l.reserve(ctx, tx, len(events))
+	if err != nil {
+		return Added{}, fmt.Errorf("add to ledger: %w", err)
+	}
+	insert, err := tx.PrepareContext(ctx, l.sql(`INSERT INTO usage_event (id, ended, recovered, tenant, organisation, model, event, seq) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING`))
 	if err != nil {
 		return Added{}, fmt.Errorf("add to ledger: %w", err)
 	}
@@ -65,11 +69,19 @@ func (l *Ledger) Add(ctx context.Context, events []*usagev1.Usage) (a Added, err
 	}
 	for _, u := range events {
 		clean(u)
+	}
+	// Of a ledger that reads the stream again.
+	used, err := l.gpuOf(ctx, tx, events)
+	if err != nil {
+		return Added{}, fmt.Errorf("add to ledger: %w", err)
+	}
+	for _, u := range events {
+		seq++
 		raw, err := proto.Marshal(u)
 		if err != nil {
 			return Added{}, fmt.Errorf("add to ledger: %w", err)
 		}
-		r, err := insert.ExecContext(ctx, u.GetId(), u.GetEnded().AsTime().UnixMicro(), bit(u.GetRecovered()), tenant(u), organisation(u), u.GetModel(), raw)
+		r, err := insert.ExecContext(ctx, u.GetId(), u.GetEnded().AsTime().UnixMicro(), bit(u.GetRecovered()), tenant(u), organisation(u), u.GetModel(), raw, seq)
 		if err != nil {
 			return Added{}, fmt.Errorf("add to ledger: %w", err)
 		}
@@ -77,6 +89,7 @@ func (l *Ledger) Add(ctx context.Context, events []*usagev1.Usage) (a Added, err
 		case err != nil:
 			return Added{}, fmt.Errorf("add to ledger: %w", err)
 		case n > 0:
+			used[u.GetId()].fill(u)
 			change(u, 1)
 			a.New++
 			a.Fresh = append(a.Fresh, u)
@@ -109,6 +122,15 @@ func (l *Ledger) Add(ctx context.Context, events []*usagev1.Usage) (a Added, err
 	return a, nil
 }
 
+// reserve takes n numbers for events, and returns the last one before them. Whoever
+// comes next waits for the end of the transaction, so that numbers become visible in
+// their order.
+func (l *Ledger) reserve(ctx context.Context, tx *sql.Tx, n int) (int64, error) {
+	var last int64
+	err := tx.QueryRowContext(ctx, l.sql(`UPDATE ledger_meta SET value = CAST(CAST(value AS BIGINT) + ? AS TEXT) WHERE name = 'seq' RETURNING CAST(value AS BIGINT)`), n).Scan(&last)
+	return last - int64(n), err
+}
+
 // replace puts an event in the place of one that was recovered, and returns that;
 // nil if the one in the ledger is as good.
 func (l *Ledger) replace(ctx context.Context, tx *sql.Tx, u *usagev1.Usage, raw []byte) (*usagev1.Usage, error) {
@@ -128,7 +150,13 @@ func (l *Ledger) replace(ctx context.Context, tx *sql.Tx, u *usagev1.Usage, raw 
 	if err := proto.Unmarshal(old, before); err != nil {
 		return nil, err
 	}
-	_, err := tx.ExecContext(ctx, l.sql(`UPDATE usage_event SET ended = ?, recovered = 0, tenant = ?, organisation = ?, model = ?, event = ? WHERE id = ?`),
+	used, err := l.gpuOf(ctx, tx, []*usagev1.Usage{u}) // as it is now that the event is locked
+	if err != nil {
+		return nil, err
+	}
+	used[u.GetId()].fill(before)
+	used[u.GetId()].fill(u)
+	_, err = tx.ExecContext(ctx, l.sql(`UPDATE usage_event SET ended = ?, recovered = 0, tenant = ?, organisation = ?, model = ?, event = ? WHERE id = ?`),
 		u.GetEnded().AsTime().UnixMicro(), tenant(u), organisation(u), u.GetModel(), raw, u.GetId())
 	return before, err
 }
@@ -199,16 +227,17 @@ func add(to map[key]*sums, t table, u *usagev1.Usage, sign int64) {
 		tenant(u), organisation(u), u.GetCostCenter(), u.GetModel(), backend, endpoint, c.GetPriceVersion(), c.GetCurrency()}}
 	s := to[k]
 	if s == nil {
-		s = &sums{prices: [3]string{c.GetInputPrice(), c.GetCachedInputPrice(), c.GetOutputPrice()}}
+		s = &sums{prices: [4]string{c.GetInputPrice(), c.GetCachedInputPrice(), c.GetOutputPrice(), c.GetHourlyPrice()}}
 		to[k] = s
 	}
 	tokens := u.GetTokens()
 	is := func(o usagev1.Outcome) int64 { return bit(u.GetOutcome() == o) }
 	estimated := tokens.GetInputEstimated() || tokens.GetCachedInputEstimated() || tokens.GetOutputEstimated() || tokens.GetReasoningEstimated()
 	unmetered := u.GetOutcome() == usagev1.Outcome_OUTCOME_OK && (tokens == nil || tokens.Input == nil || tokens.Output == nil)
-	for i, n := range [11]int64{
-		1, is(usagev1.Outcome_OUTCOME_FAILED), is(usagev1.Outcome_OUTCOME_CANCELED), is(usagev1.Outcome_OUTCOME_REFUSED), bit(estimated), bit(unmetered),
+	for i, n := range [12]int64{
+		bit(!u.GetHedge()), is(usagev1.Outcome_OUTCOME_FAILED), bit(u.GetOutcome() == usagev1.Outcome_OUTCOME_CANCELED && !u.GetHedge()), is(usagev1.Outcome_OUTCOME_REFUSED), bit(estimated), bit(unmetered),
 		bit(u.GetRecovered()), int64(tokens.GetInput()), int64(tokens.GetCachedInput()), int64(tokens.GetOutput()), int64(tokens.GetReasoning()),
+		micros(u.GetGpuPrefill()) + micros(u.GetGpuDecode()),
 	} {
 		s.counts[i] += sign * n
 	}
@@ -249,7 +278,7 @@ func clean(u *usagev1.Usage) {
 		u.Tenants[i] = strings.ReplaceAll(u.Tenants[i], "\x00", "")
 	}
 	if c := u.Cost; c != nil {
-		for _, s := range []*string{&c.Currency, &c.PriceVersion, &c.InputPrice, &c.CachedInputPrice, &c.OutputPrice} {
+		for _, s := range []*string{&c.Currency, &c.PriceVersion, &c.InputPrice, &c.CachedInputPrice, &c.OutputPrice, &c.HourlyPrice} {
 			*s = strings.ReplaceAll(*s, "\x00", "")
 		}
 	}

@@ -109,6 +109,9 @@ type Record struct {
 	Attempts                        int
 	// Overload says that it was refused because there was no room for it.
 	Overload bool
+	// Hedge says that this is of an endpoint that was given up because another one
+	// had content first, and not of a request.
+	Hedge bool
 	// Routed says that the router booked the request: it may have caused work.
 	Routed bool
 

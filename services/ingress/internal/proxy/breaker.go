@@ -11,9 +11,11 @@ const (
 	// pause is how long it then stays open, twice as long each time that the
 	// next request fails too, up to maxPause.
 	pause, maxPause = time.Second, time.Minute
-	// share of a provider's requests may be followed by a try elsewhere, and
-	// spare such tries are there for one that gets few.
-	share, spare = 0.2, 10
+	// share of the requests may be followed by a try elsewhere, and spare such tries
+	// are there where there are few. What was not needed is kept for so many tries
+	// as there are in memory of requests, so that the loss of one worker among few
+	// finds enough.
+	share, spare, memory = 0.2, 10, 10 * time.Second
 )
 
 // verdict is what an attempt says about the provider.
@@ -53,6 +55,20 @@ func (b *breaker) allow(now time.Time) (ok, probe bool, wait time.Duration) {
 	return true, true, 0
 }
 
+// wouldAllow is allow without taking the place of the probe.
+func (b *breaker) wouldAllow(now time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.wait == 0 || !now.Before(b.until) && !b.probing
+}
+
+// opened reports whether the breaker is not closed.
+func (b *breaker) opened() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.wait > 0
+}
+
 // done takes in how a request went that was allowed. It reports whether the
 // breaker opened or closed by it. after is how long the provider wants to be
 // left alone.
@@ -89,26 +105,35 @@ func (b *breaker) open(now time.Time, wait time.Duration) bool {
 	return !was
 }
 
-// budget bounds the tries that the failures of a provider cause elsewhere, so
-// that its outage does not become a wave of requests for others.
-type budget struct {
-	mu     sync.Mutex
-	begun  bool
-	tokens float64
+// Budget bounds the tries that failures and slowness cause elsewhere, so that an
+// outage does not become a wave of requests for others: a fifth of the requests,
+// and ten more. The zero value is ready. It is safe for concurrent use.
+type Budget struct {
+	mu        sync.Mutex
+	tokens    float64
+	began     time.Time // of the span of time that now counts
+	now, last float64   // requests in it and in the one before
 }
 
-// sent counts a request.
-func (b *budget) sent() {
+// Sent counts a request.
+func (b *Budget) Sent(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !b.begun {
-		b.begun, b.tokens = true, spare
+	if b.began.IsZero() {
+		b.began, b.tokens = now, spare
 	}
-	b.tokens = min(b.tokens+share, spare)
+	if d := now.Sub(b.began); d >= memory {
+		b.began, b.last, b.now = now, b.now, 0
+		if d >= 2*memory {
+			b.last = 0
+		}
+	}
+	b.now++
+	b.tokens = min(b.tokens+share, max(spare, share*(b.now+b.last)))
 }
 
-// take reports whether there may be one more try.
-func (b *budget) take() bool {
+// Take reports whether there may be one more try, and counts it.
+func (b *Budget) Take() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.tokens < 1 {

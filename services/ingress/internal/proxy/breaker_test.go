@@ -63,15 +63,35 @@ func TestBreaker(t *testing.T) {
 // Failures cause tries elsewhere for a fifth of the requests, and some more for
 // a provider that gets few.
 func TestBudget(t *testing.T) {
-	b := &budget{}
-	tries := 0
+	b, now, tries := &Budget{}, time.Unix(0, 0), 0
 	for range 1000 {
-		b.sent()
-		if b.take() {
+		now = now.Add(10 * time.Millisecond)
+		b.Sent(now)
+		if b.Take() {
 			tries++
 		}
 	}
 	if tries < 200 || tries > 200+spare {
 		t.Errorf("%d tries for 1000 failures", tries)
+	}
+	burst := func() (n int) {
+		for b.Take() {
+			n++
+		}
+		return n
+	}
+	for range 1000 {
+		now = now.Add(10 * time.Millisecond)
+		b.Sent(now)
+	}
+	if n := burst(); n < 200 || n > 200+spare {
+		t.Errorf("%d tries at once after 1000 good requests in 10 s", n)
+	}
+	for range 1000 {
+		now = now.Add(10 * time.Second)
+		b.Sent(now)
+	}
+	if n := burst(); n != spare {
+		t.Errorf("%d tries at once where requests are rare", n)
 	}
 }

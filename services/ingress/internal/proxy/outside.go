@@ -63,7 +63,7 @@ type outside struct {
 type remote struct {
 	transport *http.Transport
 	running   atomic.Int64
-	budget    budget
+	budget    Budget
 	mu        sync.Mutex
 	breakers  map[string]*breaker // by model
 }
@@ -186,9 +186,9 @@ func (a *attempt) leave(w http.ResponseWriter) {
 	if !a.prepare() {
 		return
 	}
-	r.budget.sent()
+	r.budget.Sent(time.Now())
 	a.send(w, r.transport)
-	if v, after = a.judge(); a.r.Retry && !r.budget.take() {
+	if v, after = a.judge(); a.r.Retry && !r.budget.Take() {
 		a.r.Retry = false
 	}
 }
@@ -228,12 +228,12 @@ func (a *attempt) prepare() bool {
 	return true
 }
 
-// judge says what the attempt tells about the provider.
+// judge says what the attempt tells about who was asked.
 func (a *attempt) judge() (verdict, time.Duration) {
 	switch {
 	case a.r.Reason == Served:
 		return good, 0
-	case a.r.Reason == Canceled, a.ctx.Err() != nil && (errors.Is(context.Cause(a.ctx), ErrTotal) || errors.Is(context.Cause(a.ctx), ErrStopping)):
+	case a.r.Reason == Canceled, a.r.Reason == Lost, a.ctx.Err() != nil && (errors.Is(context.Cause(a.ctx), ErrTotal) || errors.Is(context.Cause(a.ctx), ErrStopping)):
 		return none, 0
 	case a.r.Reason != Status:
 		return bad, 0

@@ -46,6 +46,8 @@ type Settings struct {
 	Private []netip.Prefix
 	Roots   *x509.CertPool // that sign providers' certificates; nil: the system's
 	Breaker func(provider, model string, open bool)
+	// Worker is told when a worker is ejected, or serves again.
+	Worker func(worker, group string, ejected bool)
 }
 
 // Proxy talks to workers over HTTP/1.1, the only version that vLLM speaks.
@@ -53,13 +55,14 @@ type Proxy struct {
 	set       Settings
 	transport *http.Transport
 	outside   outside
+	workers   workers
 }
 
 // New makes a Proxy.
 func New(s Settings) *Proxy {
 	h1 := new(http.Protocols)
 	h1.SetHTTP1(true)
-	return &Proxy{set: s, outside: outside{set: s}, transport: &http.Transport{
+	return &Proxy{set: s, outside: outside{set: s}, workers: workers{say: s.Worker}, transport: &http.Transport{
 		DialContext:            (&net.Dialer{Timeout: s.Connect, KeepAlive: 15 * time.Second}).DialContext,
 		Protocols:              h1,
 		TLSHandshakeTimeout:    s.Connect,
@@ -105,11 +108,13 @@ const (
 	Closed   Reason = "closed"  // the connection ended too early
 	Timeout  Reason = "timeout"
 	Canceled Reason = "canceled" // the client left
+	Lost     Reason = "lost"     // another attempt of the Race had content first
 )
 
 // Call is one attempt.
 type Call struct {
 	URL    string // of the worker
+	Worker Worker // who it is; without an ID its health is not watched
 	Path   string
 	Header http.Header // sent as it is
 	Body   []byte
@@ -132,6 +137,8 @@ type Call struct {
 	OnUsage func(prompt, output int)
 	// OnFirst is called when the first content arrives.
 	OnFirst func(sinceSent time.Duration)
+	// Race is with other attempts for the same client; nil: there are none.
+	Race *Race
 	// Provider is set if the call leaves the cluster. URL, Path, Header and Body
 	// are then not used.
 	Provider *Provider
@@ -169,7 +176,9 @@ func (p *Proxy) Do(ctx context.Context, w http.ResponseWriter, c *Call) Result {
 	defer cancel(nil)
 	a := &attempt{p: p, c: c, ctx: ctx, cancel: cancel, r: Result{Usage: openai.NoUsage, Sent: time.Now()}}
 	a.out = writer{w: w, ctl: http.NewResponseController(w), limit: p.set.Write}
+	c.Race.enter(a)
 	a.run(w)
+	c.Race.leave(a)
 	return a.r
 }
 
@@ -187,11 +196,12 @@ type attempt struct {
 	event  []byte         // memory of an edited event
 	r      Result
 
+	refusal int           // status of a refusal; 0: none
+	after   time.Duration // for which who refused wants to be left alone
+
 	// Of a provider.
 	prepared *provider.Request
 	events   provider.Stream
-	refusal  int           // status of its refusal; 0: none
-	after    time.Duration // for which it wants to be left alone
 }
 
 func (a *attempt) run(w http.ResponseWriter) {
@@ -199,7 +209,18 @@ func (a *attempt) run(w http.ResponseWriter) {
 		a.leave(w)
 		return
 	}
-	a.send(w, a.p.transport)
+	a.work(w)
+}
+
+// claim reports whether the client is this attempt's to answer. It is asked
+// before the first thing is written.
+func (a *attempt) claim() bool {
+	if a.c.Race.claim(a) {
+		return true
+	}
+	a.cancel(errLost)
+	a.fail(Lost, errLost)
+	return false
 }
 
 // request is what is sent.
@@ -302,6 +323,8 @@ func (a *attempt) fail(reason Reason, err error) {
 	case errors.Is(cause, ErrTotal):
 		a.r.Reason, a.r.Cause, a.r.Retry = Timeout, cause, false
 		a.r.Err = openai.Server(http.StatusGatewayTimeout, openai.CodeTimeout, "The request took longer than allowed.")
+	case errors.Is(cause, errLost):
+		a.r.Reason, a.r.Cause, a.r.Retry, a.r.Err = Lost, cause, false, nil
 	case errors.Is(cause, ErrStopping):
 		a.r.Reason, a.r.Cause, a.r.Retry = Closed, cause, false
 		a.r.Err = openai.Overloaded("The gateway is restarting. Send the request again.", time.Second)
@@ -319,6 +342,7 @@ func (a *attempt) refused(resp *http.Response) {
 		return
 	}
 	status := resp.StatusCode
+	a.refusedWith(status, resp.Header)
 	a.r.Reason = Status
 	a.r.Cause = errors.New("status " + strconv.Itoa(status))
 	switch {
@@ -385,6 +409,9 @@ func (a *attempt) whole(w http.ResponseWriter, resp *http.Response) {
 	a.count()
 	if edited, changed := a.edit(body); changed {
 		body = edited
+	}
+	if !a.claim() {
+		return
 	}
 	a.r.LastContent = time.Now()
 	h := w.Header()
@@ -520,6 +547,7 @@ func (a *attempt) errorEvent() {
 		a.r.Retry = !a.r.Committed && a.r.Err.Status >= 500
 		return
 	}
+	a.refusal = e.Status
 	if e.Status >= 500 {
 		e = openai.Server(http.StatusBadGateway, openai.CodeUpstream, failedText)
 	}

@@ -100,7 +100,9 @@ func (s *stream) take(e *openai.Event) {
 			s.over = true
 			return
 		}
-		s.commit()
+		if !s.commit() {
+			return
+		}
 		s.owed()
 		if e.Cut {
 			s.out.write(openai.AppendEvent(nil, nil, e.Data))
@@ -152,7 +154,7 @@ func (s *stream) content(e *openai.Event) {
 		s.r.LastContent = s.now
 	}
 	s.pass(raw, begun || s.chunk.Content())
-	if s.c.OnUsage != nil && s.now.Sub(s.told) >= readEvery {
+	if s.c.OnUsage != nil && (s.r.Committed || s.c.Race == nil) && s.now.Sub(s.told) >= readEvery {
 		s.progress()
 	}
 }
@@ -215,7 +217,9 @@ func (s *stream) pass(raw []byte, content bool) {
 		s.r.Chunks = 1
 		s.r.FirstContent, s.r.LastContent = s.now, s.now
 	}
-	s.commit()
+	if !s.commit() {
+		return
+	}
 	s.out.write(raw)
 	if first {
 		if s.out.flush() == nil {
@@ -227,10 +231,14 @@ func (s *stream) pass(raw []byte, content bool) {
 	}
 }
 
-// commit opens the client's stream.
-func (s *stream) commit() {
+// commit opens the client's stream; false if it is another attempt's.
+func (s *stream) commit() bool {
 	if s.r.Committed {
-		return
+		return true
+	}
+	if !s.claim() {
+		s.over = true
+		return false
 	}
 	s.r.Committed = true
 	s.timer.Stop() // a slow client is not the worker's fault
@@ -244,6 +252,7 @@ func (s *stream) commit() {
 	s.w.WriteHeader(http.StatusOK)
 	s.out.write(s.held)
 	s.held = nil
+	return true
 }
 
 // engineError handles an error event of the worker.

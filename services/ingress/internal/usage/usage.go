@@ -304,7 +304,7 @@ func Event(r *meter.Record, ingress string) *usagev1.Usage {
 		Provider: r.Provider, Worker: r.Worker, Rule: r.Rule, Tags: r.Tags, Attempts: uint32(r.Attempts), Status: uint32(r.Status),
 		Tokens: tokens(&r.Tokens),
 	}
-	u.Overload = r.Overload
+	u.Overload, u.Hedge = r.Overload, r.Hedge
 	switch r.Outcome {
 	case meter.OK:
 		u.Outcome = usagev1.Outcome_OUTCOME_OK

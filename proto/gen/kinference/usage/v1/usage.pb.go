@@ -159,8 +159,12 @@ type Usage struct {
 	// Seconds of its worker that the request caused, for its prompt and for what it
 	// generated. Accounting finds them out some minutes after the end, so they are in
 	// what it exports and not on the stream; absent: not known.
-	GpuPrefill    *float64 `protobuf:"fixed64,34,opt,name=gpu_prefill,json=gpuPrefill,proto3,oneof" json:"gpu_prefill,omitempty"`
-	GpuDecode     *float64 `protobuf:"fixed64,35,opt,name=gpu_decode,json=gpuDecode,proto3,oneof" json:"gpu_decode,omitempty"`
+	GpuPrefill *float64 `protobuf:"fixed64,34,opt,name=gpu_prefill,json=gpuPrefill,proto3,oneof" json:"gpu_prefill,omitempty"`
+	GpuDecode  *float64 `protobuf:"fixed64,35,opt,name=gpu_decode,json=gpuDecode,proto3,oneof" json:"gpu_decode,omitempty"`
+	// What an endpoint did that was given up because another one, asked beside it,
+	// had content first. The request has an event of its own, with the same
+	// request_id: sums count what this one used, and no further request.
+	Hedge         bool `protobuf:"varint,36,opt,name=hedge,proto3" json:"hedge,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -440,6 +444,13 @@ func (x *Usage) GetGpuDecode() float64 {
 	return 0
 }
 
+func (x *Usage) GetHedge() bool {
+	if x != nil {
+		return x.Hedge
+	}
+	return false
+}
+
 // Tokens counts the tokens of one request. Input includes cached input, output
 // includes reasoning. A count is what the backend reported, unless its flag says
 // that it was estimated. Of a stream that was cut off output is what the backend
@@ -681,7 +692,7 @@ var File_kinference_usage_v1_usage_proto protoreflect.FileDescriptor
 
 const file_kinference_usage_v1_usage_proto_rawDesc = "" +
 	"\n" +
-	"\x1fkinference/usage/v1/usage.proto\x12\x13kinference.usage.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xfa\b\n" +
+	"\x1fkinference/usage/v1/usage.proto\x12\x13kinference.usage.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x90\t\n" +
 	"\x05Usage\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
 	"\n" +
@@ -723,7 +734,8 @@ const file_kinference_usage_v1_usage_proto_rawDesc = "" +
 	"\vgpu_prefill\x18\" \x01(\x01H\x06R\n" +
 	"gpuPrefill\x88\x01\x01\x12\"\n" +
 	"\n" +
-	"gpu_decode\x18# \x01(\x01H\aR\tgpuDecode\x88\x01\x01B\a\n" +
+	"gpu_decode\x18# \x01(\x01H\aR\tgpuDecode\x88\x01\x01\x12\x14\n" +
+	"\x05hedge\x18$ \x01(\bR\x05hedgeB\a\n" +
 	"\x05_ttftB\v\n" +
 	"\t_itl_meanB\n" +
 	"\n" +

@@ -1,0 +1,90 @@
+package proxy
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// Workers that fail are ejected, at most half of a group, for longer each time;
+// one request at a time finds out whether they are back.
+func TestEjection(t *testing.T) {
+	said := map[string]bool{}
+	w := &workers{say: func(worker, group string, ejected bool) { said[group+"/"+worker] = ejected }}
+	now := time.Unix(1000, 0)
+	name := func(i int) Worker { return Worker{fmt.Sprint("w", i), "g"} }
+	var all []*health
+	for i := range 5 {
+		all = append(all, w.named(now, name(i)))
+	}
+	w.named(now, Worker{"lonely", "other"})
+	fail := func(h *health, v verdict, times int) {
+		for range times {
+			_, probe, _ := h.breaker.allow(now)
+			w.done(now, h, v, probe)
+		}
+	}
+	fail(all[0], bad, failures-1)
+	fail(all[0], good, 1)
+	fail(all[0], bad, failures-1)
+	if all[0].breaker.opened() {
+		t.Fatal("ejected though it served between the failures")
+	}
+	fail(all[0], none, 20)
+	if all[0].breaker.opened() {
+		t.Fatal("ejected for what is no fault of it")
+	}
+	for i := range all {
+		fail(all[i], bad, failures)
+	}
+	for i, h := range all {
+		if want := i < 2; h.breaker.opened() != want {
+			t.Errorf("worker %d of 5: ejected %v, want the first two", i, !want)
+		}
+	}
+	lonely := w.named(now, Worker{"lonely", "other"})
+	fail(lonely, bad, 3*failures)
+	if lonely.breaker.opened() {
+		t.Error("the only worker of its group was ejected")
+	}
+	if len(said) != 2 || !said["g/w0"] || !said["g/w1"] {
+		t.Errorf("said %v", said)
+	}
+
+	now = now.Add(pause)
+	ok, probe, _ := all[0].breaker.allow(now)
+	if !ok || !probe || all[0].breaker.wouldAllow(now) {
+		t.Fatal("after the pause one request, and one only, goes there")
+	}
+	w.done(now, all[0], bad, probe)
+	if all[0].breaker.wouldAllow(now.Add(pause)) || !all[0].breaker.wouldAllow(now.Add(2*pause)) {
+		t.Error("the pause did not double")
+	}
+	now = now.Add(2 * pause)
+	_, probe, _ = all[0].breaker.allow(now)
+	w.done(now, all[0], good, probe)
+	if all[0].breaker.opened() || said["g/w0"] {
+		t.Error("it served, and is ejected still")
+	}
+	// Its place is free now.
+	fail(all[2], bad, failures)
+	if !all[2].breaker.opened() {
+		t.Error("the next one that fails was not ejected")
+	}
+}
+
+// What is kept of workers is bounded, and forgotten.
+func TestWorkersAreBounded(t *testing.T) {
+	w := &workers{}
+	now := time.Unix(0, 0)
+	for i := range maxWorkers {
+		w.named(now, Worker{fmt.Sprint(i), "g"})
+	}
+	if w.named(now, Worker{"more", "g"}) != nil || len(w.all) != maxWorkers {
+		t.Errorf("%d are known", len(w.all))
+	}
+	now = now.Add(2 * forgetAfter)
+	if w.named(now, Worker{"more", "g"}) == nil || len(w.all) != 1 {
+		t.Errorf("%d are known, want those that are still named", len(w.all))
+	}
+}
