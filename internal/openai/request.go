@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"iter"
 	"math"
 	"slices"
 	"strconv"
@@ -129,12 +130,14 @@ func (r *Request) Parse(route Route, body []byte, depth int) *Error {
 	case route == RouteEmbeddings:
 		r.embeddings(&f)
 	case f.err == nil:
-		f.err = r.prompt(r.Body.Get("prompt"))
+		if f.err = r.prompt(r.Body.Get("prompt")); f.err == nil && r.Prompts > maxInputs {
+			f.err = Invalid("prompt", "", "The prompt may have at most "+strconv.Itoa(maxInputs)+" elements.")
+		}
 	}
 	return f.err
 }
 
-// maxInputs is how many texts one request may have embedded.
+// maxInputs is how many prompts one request may have, or texts to embed.
 const maxInputs = 2048
 
 // embeddings reads what is to be embedded. It costs the engine one step, as if
@@ -218,6 +221,33 @@ func (r *Request) prompt(v Value) *Error {
 		return bad
 	}
 	return nil
+}
+
+// Others are the prompts after the first: texts, or token ids, which are not nil
+// then. What is no such list, which the engine refuses, has no ids.
+func (r *Request) Others() iter.Seq2[string, []uint32] {
+	return func(yield func(string, []uint32) bool) {
+		if r.Prompts < 2 {
+			return
+		}
+		first := true
+		for e := range r.Body.Get(r.Route.PromptParam()).Elements() {
+			if first {
+				first = false
+				continue
+			}
+			text, _ := e.Text()
+			var ids []uint32
+			if e.Kind == Array {
+				if ids, _ = tokenIDs(e); ids == nil {
+					ids = []uint32{}
+				}
+			}
+			if !yield(text, ids) {
+				return
+			}
+		}
+	}
 }
 
 // tokenIDs reads a list of token ids; the result is not nil if ok. It walks

@@ -1,6 +1,7 @@
 package openai_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -108,5 +109,24 @@ func TestRequestRefused(t *testing.T) {
 	var r openai.Request
 	if e := r.Parse(openai.RouteChat, []byte(`{"model":"m","tools":[{"function":{"parameters":{"properties":{"id":{},"ID":{},"Model":{}}}}}]`+messages), 0); e != nil {
 		t.Errorf("keys of a tool schema that differ by case: %v", e)
+	}
+}
+
+func TestOthers(t *testing.T) {
+	for _, c := range []struct{ prompt, want string }{
+		{`"a"`, ""}, {`[1,2]`, ""}, {`["a"]`, ""}, {`["a","b\n",""]`, `"b\n" [] false; "" [] false; `},
+		{`[[1],[2,3],[]]`, `"" [2 3] true; "" [] true; `}, {`[[1],["x"],[4]]`, `"" [] true; "" [4] true; `},
+	} {
+		var r openai.Request
+		if e := r.Parse(openai.RouteCompletions, []byte(`{"model":"m","prompt":`+c.prompt+`}`), 0); e != nil {
+			t.Fatalf("%s: %v", c.prompt, e)
+		}
+		got := ""
+		for text, ids := range r.Others() {
+			got += fmt.Sprintf("%q %v %v; ", text, ids, ids != nil)
+		}
+		if got != c.want {
+			t.Errorf("%s: got %s, want %s", c.prompt, got, c.want)
+		}
 	}
 }

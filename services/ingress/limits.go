@@ -174,15 +174,7 @@ func (x *exchange) promptTokens() int64 {
 	if x.req.Prompts <= 1 {
 		return int64(counted)
 	}
-	// Only the first of several prompts was counted.
-	all, first := int64(counted), true
-	for e := range x.req.Body.Get(x.req.Route.PromptParam()).Elements() {
-		if !first {
-			all += int64(textTokens(e))
-		}
-		first = false
-	}
-	return all
+	return x.allTokens(int64(counted))
 }
 
 const (
@@ -320,7 +312,7 @@ func (x *exchange) policyRequest() *policy.Request {
 	}
 	for i := range x.prompts {
 		if x.prompts[i].Exact() {
-			r.PromptTokens = x.prompts[i].Tokens
+			r.PromptTokens, _ = counted(&x.prompts[i])
 			break
 		}
 	}

@@ -15,7 +15,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -72,6 +71,9 @@ type Prompt struct {
 	Cached    int      // of Tokens, how many the prefix cache had
 	BlockSize int
 	Hashes    []kvhash.Hash
+	// Others are the prompts after the first, of a request that has several. All
+	// above is of the first.
+	Others []Other
 }
 
 // Exact reports whether Tokens is a count and no estimate.
@@ -148,9 +150,8 @@ func (m *Maker) load(path string) *model {
 	return out
 }
 
-// Make makes one Prompt for each profile, in their order. Of a completions
-// request with several prompts it takes the first, which says where the
-// request's prefix is cached as well as any.
+// Make makes one Prompt for each profile, in their order, each prompt of a request
+// with several hashed on its own.
 func (m *Maker) Make(ctx context.Context, r *openai.Request, profiles []*catalog.Profile) []Prompt {
 	out := make([]Prompt, len(profiles))
 	var deadline context.Context // for all questions to workers together
@@ -193,11 +194,23 @@ func (m *Maker) Make(ctx context.Context, r *openai.Request, profiles []*catalog
 			}
 		}
 		q.Tokens = len(ids)
-		if q.BlockSize > 0 {
-			q.Hashes = kvhash.Append(make([]kvhash.Hash, 0, len(ids)/q.BlockSize), root, ids, q.BlockSize)
+		q.Hashes = hashed(root, ids, q.BlockSize)
+		if r.Prompts > 1 {
+			var by *model // whose ids are the engine's
+			if q.Mode == Local {
+				by = local
+			}
+			q.Others = by.others(r, root, q.BlockSize, q.Mode == Approximate)
 		}
 	}
 	return out
+}
+
+func hashed(root kvhash.Hash, ids []uint32, size int) []kvhash.Hash {
+	if size <= 0 {
+		return nil
+	}
+	return kvhash.Append(make([]kvhash.Hash, 0, len(ids)/size), root, ids, size)
 }
 
 // ways are the routes by which a worker can tell ids, the best first.
@@ -218,13 +231,17 @@ type encoded struct {
 	ok     bool
 }
 
-// Estimate is about how many tokens a request's prompt has, by the length of its
-// text.
+// Estimate is about how many tokens a request's prompts have, by the length of
+// their text.
 func Estimate(r *openai.Request) int {
+	n := (len(r.Tools) + len(r.Messages) + len(r.Prompt)) / approxBytes
 	if r.PromptTokens != nil {
-		return len(r.PromptTokens)
+		n = len(r.PromptTokens)
 	}
-	return (len(r.Tools) + len(r.Messages) + len(r.Prompt)) / approxBytes
+	for text, ids := range r.Others() {
+		n += len(text)/approxBytes + len(ids)
+	}
+	return n
 }
 
 // encode renders and tokenises r. Where our rendering fails the engine's may
@@ -285,14 +302,7 @@ func pack(r *openai.Request) []uint32 {
 	}
 	ids := make([]uint32, 0, n)
 	for _, p := range parts {
-		for ; len(p) >= approxBytes; p = p[approxBytes:] {
-			ids = append(ids, binary.LittleEndian.Uint32(p))
-		}
-		if len(p) > 0 {
-			var last [approxBytes]byte
-			copy(last[:], p)
-			ids = append(ids, binary.LittleEndian.Uint32(last[:]))
-		}
+		ids = packed(ids, p)
 	}
 	return ids
 }
