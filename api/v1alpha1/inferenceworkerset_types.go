@@ -75,6 +75,13 @@ type InferenceWorkerSetSpec struct {
 	Metrics *Metrics `json:"metrics,omitempty"`
 	// Accelerator selects the prior speed and prices GPU time.
 	Accelerator *Accelerator `json:"accelerator,omitempty"`
+	// MaxBatchedTokens is what the engines were given as --max-num-batched-tokens: how
+	// many tokens a step has at most. The capacity model and the division of worker
+	// time go by it. Absent: what is usual for the class of accelerator.
+	//
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1048576
+	MaxBatchedTokens int32 `json:"maxBatchedTokens,omitempty"`
 }
 
 // WorkerEndpoint is a worker by address.

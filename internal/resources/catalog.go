@@ -57,6 +57,7 @@ type WorkerSet struct {
 	Accelerators     int
 	HourlyPrice      v1alpha1.Decimal
 	Currency         v1alpha1.Currency
+	MaxBatchedTokens int // 0 when not given
 	TokenizerPath    string
 	PassTokenIDs     bool
 	KVTopic          string

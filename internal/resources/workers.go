@@ -189,7 +189,7 @@ func (c *compiler) compileSet(o *object) *WorkerSet {
 // a Pod is a worker.
 func (c *compiler) compileWorkers(id string, labels map[string]string, spec *v1alpha1.InferenceWorkerSetSpec, ports ...int32) *WorkerSet {
 	s := &WorkerSet{
-		Name: id, Labels: labels, Ranks: int(ranksOf(spec)), Accelerators: 1,
+		Name: id, Labels: labels, Ranks: int(ranksOf(spec)), Accelerators: 1, MaxBatchedTokens: int(spec.MaxBatchedTokens),
 		MetricsPath: defaultMetrics, MetricsInterval: defaultInterval,
 	}
 	if a := spec.Accelerator; a != nil {

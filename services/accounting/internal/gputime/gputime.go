@@ -151,8 +151,8 @@ type State struct {
 	KVUsage float64
 }
 
-// Intervals makes intervals of a length from samples: a worker is busy as long as
-// it has requests. Each sample speaks for the time up to half way to its
+// Intervals makes intervals from samples, which end at multiples of a length: a worker
+// is busy as long as it has requests. Each sample speaks for the time up to half way to its
 // neighbours. Where samples are further apart than stale the time has no interval.
 func Intervals(states []State, length, stale float64) []Interval {
 	of := map[string][]State{}
@@ -169,6 +169,7 @@ func Intervals(states []State, length, stale float64) []Interval {
 		list := of[name]
 		slices.SortStableFunc(list, func(a, b State) int { return cmp.Compare(a.At, b.At) })
 		var now *Interval
+		end := 0.0 // of the interval
 		for i := 1; i < len(list); i++ {
 			a, b := list[i-1], list[i]
 			if b.At-a.At > stale || b.At <= a.At {
@@ -185,15 +186,12 @@ func Intervals(states []State, length, stale float64) []Interval {
 			}
 			// What crosses the end of an interval is cut there.
 			for from := a.At; from < b.At; {
-				if now == nil || from >= now.From+length {
-					start := from
-					if now != nil && now.To == from {
-						start = now.To
-					}
-					out = append(out, Interval{Worker: name, From: start, To: start})
+				if now == nil || from >= end {
+					out = append(out, Interval{Worker: name, From: from, To: from})
 					now = &out[len(out)-1]
+					end = (math.Floor(from/length) + 1) * length
 				}
-				to := min(b.At, now.From+length)
+				to := min(b.At, end)
 				if to <= from { // rounding
 					to = b.At
 				}

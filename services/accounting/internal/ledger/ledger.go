@@ -18,6 +18,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -34,18 +35,40 @@ type Ledger struct {
 	name     string
 }
 
-// schemaVersion is that of schema. A ledger of a later one is not opened.
-const schemaVersion = "1"
+// schemaVersion is that of schema. A ledger of a later one is not opened, one of
+// the first is changed.
+const schemaVersion = "2"
+
+const metaTable = `CREATE TABLE IF NOT EXISTS ledger_meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)`
 
 // schema works in both databases. SQLite takes a type for a hint, and makes an
 // integer of BIGINT and a blob of bytes.
+//
+// seq of events grows in the order in which they are committed. usage_gpu is apart
+// from the events because it is not on the stream: a ledger that reads that again
+// keeps it.
 var schema = []string{
-	`CREATE TABLE IF NOT EXISTS ledger_meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)`,
 	`CREATE TABLE IF NOT EXISTS usage_event (
 		id TEXT PRIMARY KEY, ended BIGINT NOT NULL, recovered BIGINT NOT NULL,
-		tenant TEXT NOT NULL, organisation TEXT NOT NULL, model TEXT NOT NULL, event BYTEA NOT NULL)`,
+		tenant TEXT NOT NULL, organisation TEXT NOT NULL, model TEXT NOT NULL, event BYTEA NOT NULL, seq BIGINT NOT NULL DEFAULT 0)`,
 	`CREATE INDEX IF NOT EXISTS usage_event_ended ON usage_event (ended, id)`,
+	`CREATE INDEX IF NOT EXISTS usage_event_seq ON usage_event (seq)`,
 	sumTable(hours), sumTable(days),
+	`CREATE TABLE IF NOT EXISTS usage_gpu (id TEXT PRIMARY KEY, at BIGINT NOT NULL, prefill_us BIGINT NOT NULL, decode_us BIGINT NOT NULL)`,
+	`CREATE INDEX IF NOT EXISTS usage_gpu_at ON usage_gpu (at)`,
+	`CREATE TABLE IF NOT EXISTS worker_hour (
+		start BIGINT NOT NULL, worker_set TEXT NOT NULL, price_version TEXT NOT NULL, currency TEXT NOT NULL, hourly_price TEXT NOT NULL,
+		used_us BIGINT NOT NULL, other_us BIGINT NOT NULL, idle_us BIGINT NOT NULL, PRIMARY KEY (start, worker_set, price_version, currency))`,
+}
+
+// fromFirst changes a ledger of the first version.
+var fromFirst = []string{
+	`ALTER TABLE usage_event ADD COLUMN seq BIGINT NOT NULL DEFAULT 0`,
+	`ALTER TABLE usage_hour ADD COLUMN gpu_us BIGINT NOT NULL DEFAULT 0`,
+	`ALTER TABLE usage_day ADD COLUMN gpu_us BIGINT NOT NULL DEFAULT 0`,
+	`ALTER TABLE usage_hour ADD COLUMN hourly_price TEXT NOT NULL DEFAULT ''`,
+	`ALTER TABLE usage_day ADD COLUMN hourly_price TEXT NOT NULL DEFAULT ''`,
+	`UPDATE ledger_meta SET value = '2' WHERE name = 'schema'`,
 }
 
 // table is one of the tables of sums.
@@ -63,10 +86,10 @@ var (
 var keyColumns = []string{"tenant", "organisation", "cost_center", "model", "backend", "endpoint", "price_version", "currency"}
 
 // priceColumns go with the price version.
-var priceColumns = []string{"input_price", "cached_price", "output_price"}
+var priceColumns = []string{"input_price", "cached_price", "output_price", "hourly_price"}
 
 // countColumns are sums of whole numbers.
-var countColumns = []string{"requests", "failed", "canceled", "refused", "estimated", "unmetered", "recovered", "input", "cached", "output", "reasoning"}
+var countColumns = []string{"requests", "failed", "canceled", "refused", "estimated", "unmetered", "recovered", "input", "cached", "output", "reasoning", "gpu_us"}
 
 // moneyColumns are sums of money: each has a column of whole units and one of
 // 10⁻¹² parts, below one unit.
@@ -147,17 +170,32 @@ func (l *Ledger) prepare(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, s := range schema {
+	if _, err := tx.ExecContext(ctx, metaTable); err != nil {
+		return err
+	}
+	var version string
+	if err := tx.QueryRowContext(ctx, `SELECT value FROM ledger_meta WHERE name = 'schema'`).Scan(&version); err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return err
+	}
+	var statements []string
+	switch version {
+	case schemaVersion: // nothing that would wait for those at work
+	case "":
+		statements = schema
+	case "1":
+		statements = append(slices.Clone(fromFirst), schema...)
+	default:
+		return fmt.Errorf("it has the form %.16q, this version knows %s", version, schemaVersion)
+	}
+	for _, s := range statements {
 		if _, err := tx.ExecContext(ctx, s); err != nil {
 			return err
 		}
 	}
-	version, err := l.meta(ctx, tx, "schema", schemaVersion)
-	if err != nil {
-		return err
-	}
-	if version != schemaVersion {
-		return fmt.Errorf("it has the form %.16q, this version knows %s", version, schemaVersion)
+	for _, m := range [][2]string{{"schema", schemaVersion}, {"seq", "1"}} {
+		if _, err := l.meta(ctx, tx, m[0], m[1]); err != nil {
+			return err
+		}
 	}
 	if l.name, err = l.meta(ctx, tx, "store", newName()); err != nil {
 		return err
@@ -240,13 +278,19 @@ func (l *Ledger) Forget(ctx context.Context, since time.Time) error {
 }
 
 // Prune removes events that ended before one time, and the sums of hours before
-// another. Sums of days stay.
+// another. Sums of days and the time of workers stay.
 func (l *Ledger) Prune(ctx context.Context, events, hour time.Time) error {
-	if _, err := l.db.ExecContext(ctx, l.sql(`DELETE FROM usage_event WHERE ended < ?`), events.UnixMicro()); err != nil {
-		return fmt.Errorf("prune events: %w", err)
-	}
-	if _, err := l.db.ExecContext(ctx, l.sql(`DELETE FROM usage_hour WHERE start < ?`), hour.Unix()); err != nil {
-		return fmt.Errorf("prune hours: %w", err)
+	for _, s := range []struct {
+		statement string
+		value     int64
+	}{
+		{`DELETE FROM usage_event WHERE ended < ?`, events.UnixMicro()},
+		{`DELETE FROM usage_gpu WHERE at < ?`, events.UnixMicro()},
+		{`DELETE FROM usage_hour WHERE start < ?`, hour.Unix()},
+	} {
+		if _, err := l.db.ExecContext(ctx, l.sql(s.statement), s.value); err != nil {
+			return fmt.Errorf("prune the ledger: %w", err)
+		}
 	}
 	return nil
 }

@@ -18,6 +18,8 @@ import (
 type Filter struct {
 	From, To                       time.Time // To is exclusive
 	Tenants, Organisations, Models []string
+	// UpTo leaves out events that came later than Seq said, in an export; 0: none.
+	UpTo int64
 }
 
 // Step is the time that a row covers.
@@ -50,9 +52,10 @@ type Row struct {
 	Groups map[string]string
 	// Currency of the costs; empty: there were no prices.
 	Currency string
-	Prices   [3]string // input, cached input, output; of a row by price version
+	Prices   [4]string // input, cached input, output, hourly; of a row by price version
 	Requests, Failed, Canceled, Refused, Estimated, Unmetered, Recovered,
 	Input, Cached, Output, Reasoning int64
+	GPU                                        int64 // µs of workers
 	InputCost, CachedCost, OutputCost, GPUCost Money
 }
 
@@ -89,13 +92,7 @@ func (l *Ledger) Query(ctx context.Context, q Query) ([]Row, error) {
 	for _, c := range moneyColumns {
 		fields = append(fields, "CAST(SUM("+c+") AS BIGINT)", "CAST(SUM("+c+"_pico) AS BIGINT)")
 	}
-	where, args := q.where("start", func(at time.Time, up bool) int64 {
-		n := at.Truncate(t.step)
-		if up && n.Before(at) {
-			n = n.Add(t.step)
-		}
-		return n.Unix()
-	})
+	where, args := q.where("start", t.bound)
 	list := strings.Join(columns, ", ")
 	statement := "SELECT " + strings.Join(fields, ", ") + " FROM " + t.name + where + " GROUP BY " + list + " ORDER BY " + list
 	if q.Most > 0 && q.Step != Month {
@@ -121,9 +118,9 @@ func (l *Ledger) Query(ctx context.Context, q Query) ([]Row, error) {
 		}
 		to = append(to, &r.Currency)
 		if priced {
-			to = append(to, &r.Prices[0], &r.Prices[1], &r.Prices[2])
+			to = append(to, &r.Prices[0], &r.Prices[1], &r.Prices[2], &r.Prices[3])
 		}
-		to = append(to, &r.Requests, &r.Failed, &r.Canceled, &r.Refused, &r.Estimated, &r.Unmetered, &r.Recovered, &r.Input, &r.Cached, &r.Output, &r.Reasoning)
+		to = append(to, &r.Requests, &r.Failed, &r.Canceled, &r.Refused, &r.Estimated, &r.Unmetered, &r.Recovered, &r.Input, &r.Cached, &r.Output, &r.Reasoning, &r.GPU)
 		for i := range money {
 			to = append(to, &money[i])
 		}
@@ -151,6 +148,15 @@ func (l *Ledger) Query(ctx context.Context, q Query) ([]Row, error) {
 		return nil, ErrTooMany
 	}
 	return out, nil
+}
+
+// bound is the beginning of the step that a time is in, or the end of it.
+func (t table) bound(at time.Time, up bool) int64 {
+	n := at.Truncate(t.step)
+	if up && n.Before(at) {
+		n = n.Add(t.step)
+	}
+	return n.Unix()
 }
 
 func aligned(t time.Time) bool { return t.IsZero() || t.Truncate(days.step).Equal(t) }
@@ -202,7 +208,7 @@ func months(list []Row, groups []string) []Row {
 		o := &out[i]
 		for _, c := range [][2]*int64{
 			{&o.Requests, &r.Requests}, {&o.Failed, &r.Failed}, {&o.Canceled, &r.Canceled}, {&o.Refused, &r.Refused}, {&o.Estimated, &r.Estimated},
-			{&o.Unmetered, &r.Unmetered}, {&o.Recovered, &r.Recovered}, {&o.Input, &r.Input}, {&o.Cached, &r.Cached}, {&o.Output, &r.Output}, {&o.Reasoning, &r.Reasoning},
+			{&o.Unmetered, &r.Unmetered}, {&o.Recovered, &r.Recovered}, {&o.Input, &r.Input}, {&o.Cached, &r.Cached}, {&o.Output, &r.Output}, {&o.Reasoning, &r.Reasoning}, {&o.GPU, &r.GPU},
 		} {
 			*c[0] += *c[1]
 		}
@@ -227,21 +233,27 @@ func (l *Ledger) Export(ctx context.Context, filter Filter, f func([]*usagev1.Us
 		} else {
 			where += " AND "
 		}
+		if filter.UpTo > 0 {
+			where, args = where+"seq <= ? AND ", append(args, filter.UpTo)
+		}
 		args = append(args, lastEnded, lastID)
-		rows, err := l.db.QueryContext(ctx, l.sql(fmt.Sprintf(`SELECT ended, id, event FROM usage_event%s(ended, id) > (?, ?) ORDER BY ended, id LIMIT %d`, where, exportPage)), args...)
+		rows, err := l.db.QueryContext(ctx, l.sql(fmt.Sprintf(`SELECT ended, e.id, event, COALESCE(prefill_us, 0), COALESCE(decode_us, 0) FROM usage_event e
+			LEFT JOIN usage_gpu g ON g.id = e.id%s(ended, e.id) > (?, ?) ORDER BY ended, e.id LIMIT %d`, where, exportPage)), args...)
 		if err != nil {
 			return fmt.Errorf("export from ledger: %w", err)
 		}
 		var page []*usagev1.Usage
 		for rows.Next() {
 			var raw []byte
-			if err = rows.Scan(&lastEnded, &lastID, &raw); err != nil {
+			var g gpu
+			if err = rows.Scan(&lastEnded, &lastID, &raw, &g.prefill, &g.decode); err != nil {
 				break
 			}
 			u := new(usagev1.Usage)
 			if err = proto.Unmarshal(raw, u); err != nil {
 				break
 			}
+			g.fill(u)
 			page = append(page, u)
 		}
 		if err = errors.Join(err, rows.Err(), rows.Close()); err != nil {

@@ -162,6 +162,13 @@ func same(a, b *Objective) bool {
 		slices.Equal(a.Models, b.Models) && slices.Equal(a.Tenants, b.Tenants) && slices.Equal(a.QoS, b.QoS)
 }
 
+// Empty reports that there are no objectives.
+func (b *Board) Empty() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.list) == 0
+}
+
 // Judgement is how one request stands to one objective.
 type Judgement struct {
 	Objective *Objective
@@ -170,20 +177,29 @@ type Judgement struct {
 
 // Count counts a request for the objectives that it is about. only, if given, are
 // the ones that it is new to, by ID. Each request must come once.
-func (b *Board) Count(e *Event, only map[string]bool) (out []Judgement) {
+func (b *Board) Count(e *Event, only map[string]bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	for _, j := range b.judge(e) {
+		if id := j.Objective.ID(); only == nil || only[id] {
+			b.counts[id].add(e.Ended, j.Good)
+		}
+	}
+}
+
+// Judge tells how a request stands to the objectives that it is about, and counts
+// nothing.
+func (b *Board) Judge(e *Event) []Judgement {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.judge(e)
+}
+
+func (b *Board) judge(e *Event) (out []Judgement) {
 	for i := range b.list {
-		o := &b.list[i]
-		if only != nil && !only[o.ID()] {
-			continue
+		if counted, good := b.list[i].Judge(e); counted {
+			out = append(out, Judgement{&b.list[i], good})
 		}
-		counted, good := o.Judge(e)
-		if !counted {
-			continue
-		}
-		b.counts[o.ID()].add(e.Ended, good)
-		out = append(out, Judgement{o, good})
 	}
 	return out
 }

@@ -124,6 +124,7 @@ func build(c *resources.Catalog, prepared *plan.Plan, states States, verdicts Ve
 	lengths := map[*resources.Profile]int{}
 	ready := map[*resources.WorkerSet]bool{}
 	for _, s := range c.Sets {
+		out.WorkerSets = append(out.WorkerSets, &routerv1.WorkerSet{Name: s.Name, Accelerator: s.Class, MaxBatchedTokens: uint32(max(s.MaxBatchedTokens, 0))})
 		var uids []string
 		for i := range s.Workers {
 			w := &s.Workers[i]
