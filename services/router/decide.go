@@ -25,6 +25,7 @@ import (
 type prompt struct {
 	*routerv1.Prompt
 	hashes []kvhash.Hash
+	others []other
 }
 
 // Route implements routerv1connect.RouterServiceHandler.
@@ -158,7 +159,7 @@ func (x *routing) decide() {
 			if p := x.prompts[profile]; p != nil && p.Approximate {
 				return 0 // an estimate is no reason to refuse
 			}
-			return tokensOf(x.prompts, profile)
+			return longestOf(x.prompts, profile)
 		},
 	}, x.fleet, &x.providers)
 	x.endpoints, x.live = workersFirst(all)
@@ -176,7 +177,7 @@ func (x *routing) decide() {
 	}
 	x.decision = x.scheduler.DecideBy(x.at, schedule.Request{
 		ID: id, Tenant: x.req.Tenant, Model: x.req.Model, Connection: x.req.Connection, MaxTokens: x.attributes.MaxTokens, Whole: x.req.Whole,
-	}, candidates(x.at, x.endpoints[:x.live], x.prompts, found.held), func(e []schedule.Estimate, rank func([]int)) ([]int, bool) {
+	}, candidates(x.at, x.endpoints[:x.live], x.prompts, found), func(e []schedule.Estimate, rank func([]int)) ([]int, bool) {
 		for i := range e {
 			fleet.Endpoints[i].TTFT, fleet.Endpoints[i].E2E = e[i].TTFT, e[i].TTFT+time.Duration(output)*e[i].ITL
 			fleet.Endpoints[i].Cost = plan.WorkerCost(x.endpoints[i].Profile.Set, e[i].Work, e[i].ITL, e[i].Load.Running, output)
@@ -198,6 +199,9 @@ func (x *routing) decide() {
 	estimate := &x.decision.Estimates[x.verdict.Order[0]]
 	if p := x.prompts[chosen.Profile.ID]; p != nil {
 		x.affinity.Record(x.at, chosen.ID, p.hashes)
+		for i := range p.others {
+			x.affinity.Record(x.at, chosen.ID, p.others[i].hashes)
+		}
 		if promise, ok := found.promise(x.at, p, chosen.ID, estimate); ok {
 			x.cached.Promised(x.req.RequestId, promise)
 		}
@@ -312,30 +316,26 @@ func (x *routing) answer() *routerv1.RouteResponse {
 func convert(in []*routerv1.Prompt) map[string]*prompt {
 	out := make(map[string]*prompt, len(in))
 	for _, p := range in {
-		hashes := make([]kvhash.Hash, len(p.BlockHashes))
-		for i, h := range p.BlockHashes {
-			hashes[i] = kvhash.Hash(h)
-		}
-		out[p.Profile] = &prompt{p, hashes}
+		out[p.Profile] = &prompt{p, hashesOf(p.BlockHashes), othersOf(p)}
 	}
 	return out
 }
 
-// tokensOf is the length of the prompt for a profile. An ingress whose catalog
+// tokensOf is the length of all prompts for a profile. An ingress whose catalog
 // is a version behind may not have rendered it: another profile's length is
 // then the best guess.
 func tokensOf(prompts map[string]*prompt, profile string) int {
 	if p := prompts[profile]; p != nil {
-		return int(p.Tokens)
+		return p.all()
 	}
 	most := 0
 	for _, p := range prompts {
-		most = max(most, int(p.Tokens))
+		most = max(most, p.all())
 	}
 	return most
 }
 
-func candidates(now time.Time, live []evaluate.Endpoint, prompts map[string]*prompt, matches map[holding]overlap) []schedule.Candidate {
+func candidates(now time.Time, live []evaluate.Endpoint, prompts map[string]*prompt, found *found) []schedule.Candidate {
 	out := make([]schedule.Candidate, len(live))
 	for i := range live {
 		e := &live[i]
@@ -349,8 +349,10 @@ func candidates(now time.Time, live []evaluate.Endpoint, prompts map[string]*pro
 			c.Load.Age = max(0, now.Sub(st.Sampled))
 		}
 		if p := prompts[e.Profile.ID]; p != nil {
-			m := matches[holding{e.Profile.ID, e.ID}]
+			h := holding{e.Profile.ID, e.ID}
+			m := found.held[h]
 			c.BlockSize, c.Hashes, c.GPUTokens, c.CPUTokens = int(p.BlockSize), p.hashes, m.gpu, m.cpu
+			c.Tokens -= found.others[h] // of the other prompts the worker need not compute these
 			if st.BlockSize > 0 && st.BlockSize != c.BlockSize {
 				c.TotalBlocks = 0 // counted in other blocks than the prompt
 			}

@@ -65,6 +65,8 @@ type found struct {
 	// own are the workers of which the router's own memory counts, with the word
 	// of the index; nil where it has none that could be compared.
 	own map[holding]*overlap
+	// others are the tokens that workers hold of other prompts than the first.
+	others map[holding]int
 }
 
 // match asks kvtracker which workers hold what. Where that says nothing, for
@@ -72,24 +74,27 @@ type found struct {
 // relay is away or that the index cannot know or is wrong about, the router's own
 // memory of what it routed stands in.
 func (s *server) match(ctx context.Context, prompts map[string]*prompt, live []evaluate.Endpoint) *found {
-	f := &found{held: map[holding]overlap{}, asked: map[string]bool{}, own: map[holding]*overlap{}}
+	f := &found{held: map[holding]overlap{}, asked: map[string]bool{}, own: map[holding]*overlap{}, others: map[holding]int{}}
 	var queries []*kvtrackerv1.Query
 	var exact []*prompt
 	asked := map[*resources.Profile]bool{}
 	for i := range live {
 		profile := live[i].Profile
 		p := prompts[profile.ID]
-		if p == nil || len(p.hashes) == 0 || asked[profile] {
+		if p == nil || !p.hashed() || asked[profile] {
 			continue
 		}
 		asked[profile] = true
 		if p.Approximate {
 			s.recall(f, p, nil)
+			s.recallOthers(f, p)
 			continue
 		}
 		exact = append(exact, p)
 		queries = append(queries, &kvtrackerv1.Query{WorkerSet: profile.Set.Name, BlockSize: p.BlockSize, BlockHashes: p.BlockHashes})
 	}
+	firsts := len(queries)
+	queries = otherQueries(queries, exact)
 	if len(queries) == 0 {
 		return f
 	}
@@ -98,9 +103,11 @@ func (s *server) match(ctx context.Context, prompts map[string]*prompt, live []e
 		s.metrics.trackerAway(ctx, why)
 		for _, p := range exact {
 			s.recall(f, p, nil)
+			s.recallOthers(f, p)
 		}
 		return f
 	}
+	s.takeOthers(f, exact, results)
 	stale := map[string]bool{}
 	for i := range live {
 		if at := live[i].State.Sampled; !at.IsZero() && s.now().Sub(at) > indexStale {
@@ -111,7 +118,7 @@ func (s *server) match(ctx context.Context, prompts map[string]*prompt, live []e
 		s.metrics.trackerAway(ctx, "stale")
 	}
 	unanswered := false
-	for i, r := range results {
+	for i, r := range results[:firsts] {
 		p := exact[i]
 		if r == nil { // nobody follows its worker set now
 			s.recall(f, p, nil)
@@ -185,11 +192,12 @@ func (s *server) whyBlind(worker string) routerv1.ParityCause {
 }
 
 // promise is what a decision expects of the worker that it chose. ok is false
-// where there is no word of the index to compare with.
+// where there is no word of the index to compare with, and for several prompts,
+// of which engines report the sum.
 func (f *found) promise(now time.Time, p *prompt, worker string, est *schedule.Estimate) (out parity.Promise, ok bool) {
 	h := holding{p.Profile, worker}
 	word, own := f.own[h]
-	if !f.asked[p.Profile] || own && word == nil {
+	if !f.asked[p.Profile] || own && word == nil || len(p.others) > 0 {
 		return out, false
 	}
 	if !own {

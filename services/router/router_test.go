@@ -68,8 +68,9 @@ type tracker struct {
 	addr string
 
 	mu      sync.Mutex
-	overlap map[string]uint32 // tokens by worker
-	delay   chan struct{}     // Match waits for it to close
+	overlap map[string]uint32            // tokens by worker
+	of      map[uint64]map[string]uint32 // the same by first hash of the prompt, where overlap does not count
+	delay   chan struct{}                // Match waits for it to close
 	asked   int
 	streams []chan *kvtrackerv1.WatchWorkersResponse
 	states  []*kvtrackerv1.WorkerState
@@ -80,9 +81,13 @@ func (k *tracker) Match(ctx context.Context, req *kvtrackerv1.MatchRequest) (*kv
 	k.asked++
 	delay := k.delay
 	out := &kvtrackerv1.MatchResponse{}
-	for range req.Queries {
+	for _, q := range req.Queries {
 		r := &kvtrackerv1.MatchResult{}
-		for w, n := range k.overlap {
+		overlap := k.overlap
+		if k.of != nil && len(q.BlockHashes) > 0 {
+			overlap = k.of[q.BlockHashes[0]]
+		}
+		for w, n := range overlap {
 			r.Matches = append(r.Matches, &kvtrackerv1.WorkerMatch{Worker: w, GpuTokens: n, CpuTokens: n})
 		}
 		out.Results = append(out.Results, r)
