@@ -122,6 +122,7 @@ func (s *server) match(ctx context.Context, prompts map[string]*prompt, live []e
 		p := exact[i]
 		if r == nil { // nobody follows its worker set now
 			s.recall(f, p, nil)
+			s.recallOthers(f, p)
 			unanswered = true
 			continue
 		}
