@@ -5,12 +5,12 @@ import (
 	"slices"
 )
 
-// maxPagesWait bounds the wait for KV pages, in seconds; it is also the wait
-// when even all requests that we know of would not free enough. The accounting
-// is rough, and a long wait drives requests away from the worker that holds
-// their prefix to one where they need even more pages: at 60 s the benchmark's
-// S1over makes 1.6 requests/s, at 5 s 2.0, and S1hi has a p90 of 0.82 and
-// 0.74 s (docs/decisions/0004).
+// maxPagesWait bounds the wait for KV pages under PredictedTTFT, in seconds; it
+// is also the wait when even all requests that we know of would not free
+// enough. The accounting is rough, and a long wait drives requests away from
+// the worker that holds their prefix to one where they need even more pages: at
+// 60 s the benchmark's S1over makes 1.6 requests/s, at 5 s 2.0, and S1hi has a
+// p90 of 0.82 and 0.74 s (docs/decisions/0004).
 const maxPagesWait = 5
 
 func (s *Scheduler) speed(class string) *Speed {
@@ -20,71 +20,189 @@ func (s *Scheduler) speed(class string) *Speed {
 	return s.speeds[""]
 }
 
-// estimate predicts the TTFT at c.
-func (s *Scheduler) estimate(t float64, c *Candidate, est *Estimate) {
-	w := s.worker(c)
-	speed := s.speed(c.Class)
-	slow := w.slowness(t)
-	fresh := c.Load.Known && c.Load.Age >= 0 && c.Load.Age.Seconds()*s.scale <= s.fresh
-	at := t - c.Load.Age.Seconds()*s.scale
-	if fresh {
-		s.reconcile(t, at, w, &c.Load)
-	}
-	*est = Estimate{
-		Worker: c.Worker, Profile: c.Profile, Tokens: max(c.Tokens, 0),
-		InFlight: w.inFlight(), Load: c.Load, Slowness: slow, w: w, c: c,
+// view is what all predictions for a worker have in common until something
+// happens there.
+type view struct {
+	at      float64 // when it was made
+	changes uint64  // of the worker, and
+	samples int     // of its group, at that time
+	serial  uint64  // counts views; 0: there is none
+
+	speed  *Speed
+	slow   float64
+	fresh  bool
+	b, ctx float64 // decoders and their context
+	ahead  float64 // prefill time of the requests of others that wait there
+	step   float64 // time of a decode step
+	free   float64 // KV pages; infinite when not known
+	exits  []exit  // made when it is needed
+}
+
+// viewAge is how long a view lasts at most, in seconds: waits for pages, the
+// age of samples and what fades of the calibration move with time alone.
+const viewAge = 1
+
+// look brings the view of c's worker up to date.
+func (s *Scheduler) look(t float64, w *worker, c *Candidate) *view {
+	v := &w.view
+	s.assume(t, w)
+	if v.serial > 0 && v.changes == w.changes && v.samples == w.group.samples && t-v.at < viewAge {
+		return v
 	}
 	w.prune(t - s.grace)
-	s.assume(t, w)
+	speed := s.speed(c.Class)
+	*v = view{at: t, changes: w.changes, samples: w.group.samples, serial: v.serial + 1, speed: speed, slow: w.slowness(t),
+		fresh: w.sampled > 0 && t-w.sampled <= s.fresh, b: float64(len(w.running)), ctx: w.context, free: math.Inf(1)}
+	if v.fresh {
+		tokens, work := w.meanTokens, w.meanWork
+		if tokens == 0 { // nothing routed there yet: they may be like this one
+			tokens, work = float64(c.Tokens), speed.work(0, c.Tokens, 0, 0)*v.slow
+		}
+		v.b += w.othersRunning
+		v.ctx += w.othersRunning * tokens
+		v.ahead = w.othersWaiting * work
+	}
+	v.step = speed.decodeStep(v.b, v.ctx) * v.slow
+	if w.pages.total > 0 {
+		own, _ := w.own(t, v.step, s)
+		if t-w.sampled < biasExpiry {
+			own += w.pages.bias
+		}
+		v.free = float64(w.pages.total) - own
+		w.mirror.shrink(int(v.free))
+	}
+	return v
+}
+
+// observe takes in a load sample. Older ones than the newest are ignored.
+func (s *Scheduler) observe(t float64, w *worker, l *Load) {
+	age := l.Age.Seconds() * s.scale
+	if !l.Known || age < 0 || age > s.fresh {
+		return
+	}
+	at := t - age
+	if at <= w.sampled+1e-3 {
+		return
+	}
+	s.reconcile(t, at, w, l)
+	w.sample(at, l)
+	w.usage = clamp(l.KVUsage, 0, 1)
+	s.account(t, at, w, l.KVUsage)
+	s.changed(w)
+}
+
+// pair is what is known of one request at one worker, until the worker's view
+// changes.
+type pair struct {
+	w      *worker
+	serial uint64 // of the view
+	barred bool   // the policies do not let the request go there
+
+	matched, anticipated, fetched, cached int // tokens
+
+	prefill float64 // without slowness
+	work    float64 // what the requests behind wait for
+	need    float64 // KV pages
+	loss    float64 // expected prefill time of what it would push out
+}
+
+// fit brings the pair of c and its worker up to date.
+func (s *Scheduler) fit(t float64, p *pair, c *Candidate) *view {
+	w := p.w
+	v := s.look(t, w, c)
+	if p.serial == v.serial {
+		return v
+	}
+	p.serial = v.serial
+	tokens := max(c.Tokens, 0)
+	own := blocks{c.Hashes, 1}
 
 	// What is cached. An engine computes at least the last token itself, and
 	// can use whole blocks only.
-	est.Matched = max(c.GPUTokens, 0)
-	gpu := est.Matched
+	p.matched = max(c.GPUTokens, 0)
+	gpu := p.matched
 	if c.BlockSize > 0 {
-		gpu = max(gpu, c.BlockSize*w.overlap(c.Hashes, gpu/c.BlockSize, true))
+		gpu = max(gpu, c.BlockSize*w.overlap(own, gpu/c.BlockSize, true))
 	}
-	most := max(est.Tokens-1, 0)
+	most := max(tokens-1, 0)
 	if c.BlockSize > 0 {
 		most -= most % c.BlockSize
 	}
-	est.Matched = min(est.Matched, most)
-	est.Anticipated = min(gpu, most) - est.Matched
-	est.Fetched = max(0, min(c.CPUTokens, most)-min(gpu, most))
-	hit := est.Matched + est.Anticipated + est.Fetched
-	est.Cached = int(float64(hit) * w.reuse())
-
-	// Who else is there.
-	b, ctx, wait := float64(len(w.running)), w.context, w.queue(t)
-	if fresh {
-		w.sample(at, &c.Load)
-		tokens, work := w.meanTokens, w.meanWork
-		if tokens == 0 { // nothing routed there yet: they may be like this one
-			tokens, work = float64(est.Tokens), speed.work(0, est.Tokens, 0, 0)*slow
-		}
-		est.Others = w.othersWaiting + w.othersRunning
-		b += w.othersRunning
-		ctx += w.othersRunning * tokens
-		wait += w.othersWaiting * work
-	}
+	p.matched = min(p.matched, most)
+	p.anticipated = min(gpu, most) - p.matched
+	p.fetched = max(0, min(c.CPUTokens, most)-min(gpu, most))
+	p.cached = int(float64(p.matched+p.anticipated+p.fetched) * w.reuse())
 
 	// How long it takes.
-	fetch := float64(est.Fetched) * speed.Fetch
-	est.prefill = speed.prefill(est.Cached, est.Tokens, b, ctx) + fetch
-	est.work = (speed.work(est.Cached, est.Tokens, b, ctx) + fetch) * slow
-	if fresh && c.TotalBlocks > 0 && c.BlockSize > 0 {
-		wait = max(wait, s.pagesWait(t, w, c, speed, slow, b, ctx))
+	fetch := float64(p.fetched) * v.speed.Fetch
+	p.prefill = v.speed.prefill(p.cached, tokens, v.b, v.ctx) + fetch
+	p.work = (v.speed.work(p.cached, tokens, v.b, v.ctx) + fetch) * v.slow
+
+	p.need = 0
+	if w.pages.total > 0 && c.BlockSize > 0 {
+		p.need = w.pages.extra + 1 + float64(tokens/c.BlockSize)
+		if p.need > v.free {
+			p.need -= float64(w.overlap(own, 0, false)) // in use already
+		}
 	}
-	est.queued = wait
-	if wait == 0 && b > 0 { // the decode step under way is half through
-		wait = speed.decodeStep(b, ctx) * slow / 2
+	return v
+}
+
+// pairOf makes the pair of a candidate and its worker, and takes in what the
+// candidate tells of the worker.
+func (s *Scheduler) pairOf(t float64, c *Candidate) pair {
+	w := s.worker(c)
+	if c.TotalBlocks != w.pages.total || c.BlockSize != w.pages.size {
+		if c.BlockSize > 0 || w.pages.size == 0 {
+			w.pages.total, w.pages.size = max(c.TotalBlocks, 0), c.BlockSize
+			s.changed(w)
+		}
 	}
-	est.wait, est.cold = wait, w.coldNow(t)
-	prefill := est.prefill*slow + speed.Latency
-	est.ttft = wait + prefill
-	est.Wait, est.Prefill = s.duration(wait), s.duration(prefill)
+	s.observe(t, w, &c.Load)
+	return pair{w: w}
+}
+
+// wait is how long the request waits at the worker until its prefill begins;
+// queued is the part of it that is not the decode step under way.
+func (s *Scheduler) wait(t float64, p *pair, v *view, c *Candidate) (wait, queued float64) {
+	queued = p.w.queue(t) + v.ahead
+	if s.k2 {
+		queued = max(queued, s.kvWait(t, p.w, p.need))
+	} else if v.fresh && c.TotalBlocks > 0 && c.BlockSize > 0 {
+		queued = max(queued, s.pagesWait(t, p.w, c, v))
+	}
+	if queued == 0 && v.b > 0 { // the decode step under way is half through
+		return v.step / 2, 0
+	}
+	return queued, queued
+}
+
+// estimate predicts the TTFT at c, given its pair.
+func (s *Scheduler) estimate(t float64, c *Candidate, p *pair, o Objective, held int, est *Estimate) {
+	v := s.fit(t, p, c)
+	w := p.w
+	*est = Estimate{
+		Worker: c.Worker, Profile: c.Profile, Tokens: max(c.Tokens, 0), Matched: p.matched, Anticipated: p.anticipated, Fetched: p.fetched, Cached: p.cached,
+		InFlight: w.inFlight(), Load: c.Load, Slowness: v.slow, w: w, c: c, prefill: p.prefill, work: p.work, cold: w.coldNow(t),
+	}
+	if v.fresh {
+		est.Others = w.othersWaiting + w.othersRunning
+	}
+	est.wait, est.queued = s.wait(t, p, v, c)
+	prefill := est.prefill*v.slow + v.speed.Latency
+	est.ttft = est.wait + prefill
+	est.j = est.ttft
+	if s.k2 {
+		interference := p.work * (float64(held) + beta(o)*v.b)
+		est.j += interference + p.loss
+		est.Interference, est.EvictionLoss, est.J = s.duration(interference), s.duration(p.loss), s.duration(est.j)
+		if !math.IsInf(v.free, 0) {
+			est.Pages, est.Free = int(math.Ceil(p.need)), int(max(v.free, 0))
+		}
+	}
+	est.Wait, est.Prefill = s.duration(est.wait), s.duration(prefill)
 	est.TTFT = est.Wait + est.Prefill
-	est.ITL = s.duration(speed.decodeStep(b+1, ctx+float64(est.Tokens)) * slow)
+	est.ITL = s.duration(v.speed.decodeStep(v.b+1, v.ctx+float64(est.Tokens)) * v.slow)
 	est.Work = s.duration(est.work)
 }
 
@@ -92,9 +210,9 @@ func (s *Scheduler) estimate(t float64, c *Candidate, est *Estimate) {
 // the prompt: 0 when it has them now. The scraped usage is brought up to date
 // by the requests that came and went since. Admission needs the prompt's
 // blocks only, as in vLLM, not those of the whole output.
-func (s *Scheduler) pagesWait(t float64, w *worker, c *Candidate, speed *Speed, slow, b, ctx float64) float64 {
+func (s *Scheduler) pagesWait(t float64, w *worker, c *Candidate, v *view) float64 {
 	total := float64(c.TotalBlocks)
-	used := clamp(c.Load.KVUsage, 0, 1) * total
+	used := w.usage * total
 	for i := range w.recent {
 		if f := &w.recent[i]; f.routed <= w.sampled && f.done > w.sampled {
 			used -= f.pages
@@ -103,33 +221,31 @@ func (s *Scheduler) pagesWait(t float64, w *worker, c *Candidate, speed *Speed, 
 	for _, e := range w.waiting {
 		// Not yet in the sample: routed later, or still queued at that time.
 		if e.routed > w.sampled || e.due-e.work > w.sampled {
-			used += pages(e.tokens-e.cached, e.blockSize)
+			used += pagesOf(e.tokens-e.cached, e.blockSize)
 		}
 	}
 	for _, e := range w.running {
 		if e.routed > w.sampled {
-			used += pages(e.tokens-e.cached, e.blockSize)
+			used += pagesOf(e.tokens-e.cached, e.blockSize)
 		}
 	}
-	need := pages(c.Tokens, c.BlockSize)
+	need := pagesOf(c.Tokens, c.BlockSize)
 	free := total - max(used, 0)
 	if need <= free {
 		return 0
 	}
 	// Blocks that requests in flight hold already need no room.
-	need -= float64(w.overlap(c.Hashes, 0, false))
+	need -= float64(w.overlap(blocks{c.Hashes, 1}, 0, false))
 	if need <= free {
 		return 0
 	}
-	type exit struct{ at, pages float64 }
 	exits := make([]exit, 0, w.inFlight())
-	step := speed.decodeStep(b, ctx) * slow
 	for _, e := range w.running {
-		rest := max(s.outputOf(e)-(t-e.first)/step, s.outputOf(e)/4)
-		exits = append(exits, exit{rest * step, pages(e.tokens-e.cached, e.blockSize)})
+		rest := max(s.outputOf(e)-(t-e.first)/v.step, s.outputOf(e)/4)
+		exits = append(exits, exit{rest * v.step, pagesOf(e.tokens-e.cached, e.blockSize)})
 	}
 	for _, e := range w.waiting {
-		exits = append(exits, exit{max(0, e.due-t) + s.outputOf(e)*step, pages(e.tokens-e.cached, e.blockSize)})
+		exits = append(exits, exit{max(0, e.due-t) + s.outputOf(e)*v.step, pagesOf(e.tokens-e.cached, e.blockSize)})
 	}
 	slices.SortFunc(exits, func(a, b exit) int {
 		if a.at < b.at {
@@ -138,7 +254,7 @@ func (s *Scheduler) pagesWait(t float64, w *worker, c *Candidate, speed *Speed, 
 		return 1
 	})
 	for _, x := range exits {
-		if free += x.pages; need <= free {
+		if free += x.freed; need <= free {
 			return min(x.at, maxPagesWait)
 		}
 	}
@@ -146,9 +262,4 @@ func (s *Scheduler) pagesWait(t float64, w *worker, c *Candidate, speed *Speed, 
 }
 
 // outputOf is the expected number of output tokens.
-func (s *Scheduler) outputOf(e *entry) float64 {
-	if e.maxTokens > 0 {
-		return math.Min(s.output, float64(e.maxTokens))
-	}
-	return s.output
-}
+func (s *Scheduler) outputOf(e *entry) float64 { return s.outputs.expect(e.output, e.maxTokens) }

@@ -1,11 +1,99 @@
 package schedule
 
-import "math/rand/v2"
+import (
+	"cmp"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+)
 
+// Constants of K2. Where they come from: docs/decisions/0010.
+const (
+	// horizon is the longest prefill queue, in seconds, to which K2 adds: what
+	// is queued at a worker can neither be reordered nor go elsewhere.
+	horizon = 1
+	// patience is the age in seconds from which a request may evict what others
+	// in line need.
+	patience = 60
+	// reserve is the age in seconds from which nobody overtakes a request at its
+	// best worker.
+	reserve = 30
+	// order is how many seconds of waiting one second of prefill outweighs in
+	// the order of the line, and orderThroughput that for Throughput.
+	order, orderThroughput = 5, 10
+	// stall is what a second of one stalled decoder counts in seconds of TTFT,
+	// and stallThroughput that for Throughput.
+	stall, stallThroughput = 0.1, 0.3
+	// small is the number of pages up to which an uncached rest evicts so little
+	// that nobody is protected from it.
+	small = 2
+	// spoil is the share of its uncached tokens from which on evicting what
+	// others in line need does more harm than good.
+	spoil = 0.5
+)
+
+func beta(o Objective) float64 {
+	switch o {
+	case TTFT:
+		return 0
+	case Throughput:
+		return stallThroughput
+	}
+	return stall
+}
+
+// k2Policy ranks by J: the TTFT and the delay of others.
 type k2Policy struct{}
 
 func (k2Policy) Name() string { return K2 }
 
-func (k2Policy) Rank(order []int, r *Request, e []Estimate, rng *rand.Rand) {
-	predictedTTFTPolicy{}.Rank(order, r, e, rng)
+// Rank puts the best by J first. Those that are equal to it are ordered by more
+// matched tokens, fewer requests in flight, less work sent there of late, and a
+// hash that replicas agree on.
+func (k2Policy) Rank(order []int, r *Request, e []Estimate, _ *rand.Rand) {
+	rankBy(order, e, func(e *Estimate) float64 { return e.j }, func(i, j int) int {
+		return cmp.Compare(tieHash(r, e[j].c, e[j].Worker), tieHash(r, e[i].c, e[i].Worker))
+	})
+}
+
+// rankBy sorts by a score in seconds, least first, and orders the ties of the
+// first by what else speaks for a worker.
+func rankBy(order []int, e []Estimate, score func(*Estimate) float64, tie func(i, j int) int) {
+	slices.SortStableFunc(order, func(i, j int) int {
+		if d := cmp.Compare(score(&e[i]), score(&e[j])); d != 0 {
+			return d
+		}
+		return strings.Compare(e[i].Worker, e[j].Worker)
+	})
+	best := &e[order[0]]
+	limit := score(best) + max(tieSeconds, tieShare*score(best))
+	n := 1
+	for n < len(order) && score(&e[order[n]]) <= limit {
+		n++
+	}
+	if n == 1 {
+		return
+	}
+	unit := max(best.work, 1e-6)
+	slices.SortStableFunc(order[:n], func(i, j int) int {
+		if d := equals(&e[i], &e[j], unit); d != 0 {
+			return d
+		}
+		return tie(i, j)
+	})
+}
+
+// equals orders two workers whose scores are equal: more of the prompt cached,
+// fewer requests in flight, less work sent there of late, in units of this
+// request's. The last spreads serial requests that match nothing, for which
+// every worker is idle at each pick.
+func equals(a, b *Estimate, unit float64) int {
+	if d := b.Cached - a.Cached; d != 0 {
+		return d
+	}
+	if d := a.InFlight + int(a.Others+0.5) - b.InFlight - int(b.Others+0.5); d != 0 {
+		return d
+	}
+	return cmp.Compare(math.Round(a.cold/unit), math.Round(b.cold/unit))
 }

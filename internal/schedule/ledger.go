@@ -5,8 +5,6 @@ import (
 	"container/list"
 	"math"
 	"slices"
-
-	"github.com/kinference/kinference/internal/kvhash"
 )
 
 // ledger knows every request that was routed and is not done. All its times
@@ -20,8 +18,9 @@ type ledger struct {
 	// silent orders the entries by when they were last heard of.
 	silent  *list.List
 	expired int
-	// output is the running mean of output lengths, for KV page accounting.
-	output float64
+	outputs outputs
+	// changes counts what happened to any worker.
+	changes uint64
 }
 
 func newLedger() ledger {
@@ -30,16 +29,18 @@ func newLedger() ledger {
 		workers: map[string]*worker{},
 		groups:  map[string]*learned{},
 		silent:  list.New(),
-		output:  256, // until outputs were seen (docs/decisions/0004)
+		outputs: newOutputs(),
 	}
 }
 
 // entry is one booked request.
 type entry struct {
 	id        string
+	from      string // the router that it belongs to; empty: this one
 	group     string
+	output    outputKey
 	w         *worker
-	hashes    []kvhash.Hash
+	prompt    blocks
 	blockSize int
 	tokens    int // of the prompt
 	hit       int // predicted cached tokens, before the reuse ratio
@@ -78,7 +79,7 @@ type worker struct {
 	progress float64
 
 	// What the newest load sample shows beyond our own requests.
-	sampled                      float64
+	sampled, usage               float64
 	othersWaiting, othersRunning float64
 	// meanWork and meanTokens are running means over the prompts routed
 	// here, which stand for the unknown ones of others.
@@ -88,13 +89,22 @@ type worker struct {
 	cold, coldAt float64
 
 	forgotten bool
+
+	// changes counts what could alter an estimate; view is valid for one count.
+	changes uint64
+	view    view
+	pages   pages
+	mirror  mirror
+	// held is the number of requests in line whose best worker this is.
+	held int
 }
 
 // finished is a request that left the ledger a moment ago.
 type finished struct {
-	hashes              []kvhash.Hash
+	prompt              blocks
 	routed, first, done float64
-	pages               float64
+	pages               float64 // that its prefill filled
+	held                float64 // that it freed when it ended
 }
 
 const (
@@ -136,23 +146,39 @@ func (s *Scheduler) book(t float64, r *Request, est *Estimate) {
 	}
 	w, c := est.w, est.c
 	e := &entry{
-		id: r.ID, group: c.Group, w: w, hashes: c.Hashes, blockSize: c.BlockSize, maxTokens: r.MaxTokens, whole: r.Whole,
+		id: r.ID, group: c.Group, output: outputKey{r.Tenant, r.Model}, w: w, prompt: blocks{c.Hashes, 1}, blockSize: c.BlockSize,
+		maxTokens: r.MaxTokens, whole: r.Whole,
 		tokens: c.Tokens, hit: est.Matched + est.Anticipated + est.Fetched, cached: est.Cached,
 		routed: t, heard: t, work: est.work, due: t + est.ttft,
 		ttft: est.ttft, wait: est.wait, queued: est.queued, prefill: est.prefill,
 	}
-	e.element = s.silent.PushBack(e)
-	s.entries[e.id] = e
-	w.waiting = append(w.waiting, e)
-	w.drained = max(w.drained, t) + e.work
-	w.work += e.work
-	w.cold = w.coldNow(t) + e.work
-	w.coldAt = t
+	s.enterLedger(t, e)
+	s.tell(t, e, Routed)
 	if w.meanTokens == 0 {
 		w.meanTokens, w.meanWork = float64(e.tokens), e.work
 	}
 	w.meanTokens += 0.1 * (float64(e.tokens) - w.meanTokens)
 	w.meanWork += 0.1 * (e.work - w.meanWork)
+}
+
+// enterLedger adds an entry to those in flight at its worker.
+func (s *Scheduler) enterLedger(t float64, e *entry) {
+	w := e.w
+	e.element = s.silent.PushBack(e)
+	s.entries[e.id] = e
+	w.hold(e)
+	w.waiting = append(w.waiting, e)
+	w.drained = max(w.drained, t) + e.work
+	w.work += e.work
+	w.cold = w.coldNow(t) + e.work
+	w.coldAt = t
+	s.changed(w)
+}
+
+// changed says that estimates for the worker are out of date.
+func (s *Scheduler) changed(w *worker) {
+	w.changes++
+	s.changes++
 }
 
 // begin moves an entry from waiting to running.
@@ -162,6 +188,8 @@ func (s *Scheduler) begin(t float64, e *entry) {
 	e.w.leaveQueue(t, e)
 	e.w.running = append(e.w.running, e)
 	e.w.context += float64(e.tokens)
+	s.changed(e.w)
+	s.tell(t, e, Began)
 }
 
 // assume begins the entries of w whose first token is due and will not be
@@ -193,7 +221,7 @@ func (s *Scheduler) firstToken(t float64, e *entry, ttft float64) {
 // learnOutcome learns from what the engine reported at the end.
 func (s *Scheduler) learnOutcome(e *entry, o Outcome) {
 	if o.OutputTokens > 0 && o.OK {
-		s.output += 0.05 * (float64(o.OutputTokens) - s.output)
+		s.outputs.add(e.output, o.OutputTokens)
 	}
 	if o.CachedTokens < 0 || e.first == 0 || e.w.forgotten {
 		return
@@ -267,6 +295,7 @@ func (s *Scheduler) remove(t float64, e *entry) {
 	w := e.w
 	delete(s.entries, e.id)
 	s.silent.Remove(e.element)
+	held := w.free(t, s, e)
 	if e.first == 0 {
 		w.leaveQueue(t, e)
 	} else {
@@ -280,11 +309,13 @@ func (s *Scheduler) remove(t float64, e *entry) {
 	if len(w.recent) == maxRecent {
 		w.recent = slices.Delete(w.recent, 0, maxRecent/4)
 	}
-	f := finished{routed: e.routed, first: e.first, done: t, pages: pages(e.tokens-e.cached, e.blockSize)}
+	f := finished{routed: e.routed, first: e.first, done: t, pages: pagesOf(e.tokens-e.cached, e.blockSize), held: held}
 	if e.first > 0 { // else its prompt may never have been computed
-		f.hashes = e.hashes
+		f.prompt = e.prompt
 	}
 	w.recent = append(w.recent, f)
+	s.changed(w)
+	s.tell(t, e, Ended)
 	s.release(w)
 }
 
@@ -315,13 +346,14 @@ func (w *worker) prune(t float64) {
 
 // restarted notes that the worker's cache is empty.
 func (w *worker) restarted() {
-	w.recent = nil
-	for _, e := range w.waiting {
-		e.hashes = nil
+	w.recent, w.mirror = nil, mirror{}
+	for _, list := range [][]*entry{w.waiting, w.running} {
+		for _, e := range list {
+			e.prompt.hashes = nil
+		}
 	}
-	for _, e := range w.running {
-		e.hashes = nil
-	}
+	w.pages.act = 0
+	w.changes++
 }
 
 func (w *worker) coldNow(t float64) float64 {
@@ -384,44 +416,6 @@ func (w *worker) sample(at float64, l *Load) {
 	w.othersRunning = others - w.othersWaiting
 }
 
-// overlap is the number of leading blocks of hashes that some request on its
-// way to the worker, or just finished there, has in common; at least known.
-func (w *worker) overlap(hashes []kvhash.Hash, known int, recent bool) int {
-	for _, e := range w.waiting {
-		known = common(e.hashes, hashes, known)
-	}
-	for _, e := range w.running {
-		known = common(e.hashes, hashes, known)
-	}
-	if recent {
-		for i := range w.recent {
-			known = common(w.recent[i].hashes, hashes, known)
-		}
-	}
-	return known
-}
-
-// common returns the length of the common prefix of two hash chains, or known
-// when that is more. As hashes are chained, one equal hash means that all
-// before it are equal: the search is binary, and one comparison turns away a
-// chain that shares no more than known blocks.
-func common(a, b []kvhash.Hash, known int) int {
-	n := min(len(a), len(b))
-	if known >= n || a[known] != b[known] {
-		return known
-	}
-	lo, hi := known+1, n
-	for lo < hi {
-		mid := (lo + hi + 1) / 2
-		if a[mid-1] == b[mid-1] {
-			lo = mid
-		} else {
-			hi = mid - 1
-		}
-	}
-	return lo
-}
-
 func drop(list []*entry, e *entry) []*entry {
 	if i := slices.Index(list, e); i >= 0 {
 		return slices.Delete(list, i, i+1)
@@ -429,8 +423,8 @@ func drop(list []*entry, e *entry) []*entry {
 	return list
 }
 
-// pages is the number of KV blocks that tokens fill.
-func pages(tokens, blockSize int) float64 {
+// pagesOf is the number of KV blocks that tokens fill.
+func pagesOf(tokens, blockSize int) float64 {
 	if blockSize <= 0 || tokens <= 0 {
 		return 0
 	}

@@ -1,8 +1,12 @@
 package schedule
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"time"
+
+	"github.com/kinference/kinference/internal/kvhash"
 )
 
 // QoS is a class of service: the classes of api/v1alpha1. Empty is Interactive.
@@ -54,12 +58,16 @@ const (
 // Dispatch is a request that leaves the line.
 type Dispatch struct {
 	ID string
-	// Decision is that of DecideBy at the time of the dispatch. When choose
-	// said that nothing is to be booked, nothing is.
+	// Decision is that of the dispatch, as from DecideBy.
 	Decision Decision
-	// Waited is the time in line, Held the last reason for it.
+	// Booked tells that the first of the order has it. It is false when choose
+	// said that the request is not for workers any more.
+	Booked bool
+	// Waited is the time in line, Why the last reason for it and Ahead the
+	// number of requests that were before it then.
 	Waited time.Duration
-	Held   Hold
+	Why    Hold
+	Ahead  int
 }
 
 // Waiting is one request in line.
@@ -67,14 +75,15 @@ type Waiting struct {
 	ID, Tenant, Model string
 	QoS               QoS
 	Since             time.Time
-	// Place in the order of the line, from 0.
-	Place int
+	// Ahead is the number of requests before it in the order of the line.
+	Ahead int
 	// Worker is the best one by the last look, empty without candidates.
 	Worker string
-	// Wait is how much longer the request is predicted to wait in line.
-	Wait time.Duration
-	// Hold is why it was not dispatched.
-	Hold Hold
+	// Wait is how much longer the request is predicted to wait in line, TTFT the
+	// predicted time until its first token, both from now.
+	Wait, TTFT time.Duration
+	// Why it was not dispatched.
+	Why Hold
 }
 
 // LineFullError is the answer to a request that the line has no place for.
@@ -95,21 +104,50 @@ func (e *LineFullError) Error() string {
 	return fmt.Sprintf("the line is full with %d requests", e.Waiting)
 }
 
+// line is the requests that wait.
+type line struct {
+	waiters []*waiter // in order of arrival
+	byID    map[string]*waiter
+	tenants tenants
+	claims  map[kvhash.Hash]int32 // blocks that requests in line need, how many do
+	gap     mean                  // seconds between dispatches of requests that waited
+	last    float64               // the last of these dispatches
+	scores  []float64             // reused
+}
+
+func newLine() line {
+	return line{byID: map[string]*waiter{}, claims: map[kvhash.Hash]int32{}, tenants: newTenants()}
+}
+
 // waiter is a request in line.
 type waiter struct {
 	r       Request
 	c       []Candidate
-	choose  Choose
+	p       []pair // one per candidate
+	choose  Choose // nil: rankAll
+	tenant  *tenant
 	entered float64
-	hold    Hold
+	seq     uint64
+
+	best    int     // index of the best candidate, -1 for none
+	work    float64 // its prefill there
+	key     float64 // place in the order, among equals of class and tenant
+	rank    int     // of its class
+	pinned  bool    // policies prefer best, whatever its J
+	asked   bool    // choose was asked about these candidates
+	claimed bool    // its blocks are in line.claims
+	answer  answer
+	hold    Hold // in the newest pass
+	why     Hold // the last reason to hold
+	ahead   int
 }
 
-// Enter puts a request in line; a later Pass decides. Only policies that hold
-// requests leave one there for long: with all others the next Pass dispatches
-// it. The candidates belong to the scheduler from now on. choose, which may be
-// nil, is called in passes as DecideBy does. An ID that waits or is booked
-// already is replaced. The error is a *LineFullError, or says that the ID is
-// missing.
+// Enter puts a request in line; a later Pass decides. Only K2 lets requests
+// wait: under all other policies the next Pass dispatches what is in line. The
+// candidates belong to the scheduler from now on. choose, which may be nil, is
+// called in passes as DecideBy does, with one addition: an empty order with
+// book means that the request waits on. An ID that waits or is booked already
+// is replaced. The error is a *LineFullError, or says that the ID is missing.
 func (s *Scheduler) Enter(now time.Time, r Request, c []Candidate, choose Choose) error {
 	if r.ID == "" {
 		return errNoID
@@ -117,33 +155,75 @@ func (s *Scheduler) Enter(now time.Time, r Request, c []Candidate, choose Choose
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := s.clock(now)
-	if choose == nil {
-		choose = rankAll
-	}
 	s.leave(r.ID)
-	if len(s.line) >= s.maxWaiting {
-		return &LineFullError{Waiting: len(s.line), RetryAfter: time.Second}
-	}
 	s.remove(t, s.entries[r.ID])
-	s.line = append(s.line, &waiter{r: r, c: c, choose: choose, entered: t})
+	if n := len(s.waiters); n >= s.maxWaiting {
+		return &LineFullError{Waiting: n, RetryAfter: s.duration(float64(n+1-s.maxWaiting) * max(s.gap.value, minGap))}
+	}
+	s.seq++
+	x := &waiter{r: r, choose: choose, entered: t, seq: s.seq, best: -1}
+	s.candidates(t, x, c)
+	if s.maxWait > 0 && s.k2 && len(s.waiters) > 0 {
+		s.best(t, x)
+		s.place(t, x)
+		if wait := s.predict(t, x); wait > s.maxWait {
+			s.unpick(x)
+			return &LineFullError{Waiting: len(s.waiters), Wait: s.duration(wait), RetryAfter: s.duration(max(wait-s.maxWait, minGap))}
+		}
+	}
+	x.tenant = s.tenants.enter(r.Tenant, r.Weight)
+	s.waiters = append(s.waiters, x)
+	s.byID[r.ID] = x
 	return nil
 }
 
-// Refresh replaces the candidates of a request that waits, for fresher overlap
-// and loads. Others are ignored.
-func (s *Scheduler) Refresh(now time.Time, id string, c []Candidate) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.clock(now)
-	for _, x := range s.line {
-		if x.r.ID == id {
-			x.c = c
-		}
+// minGap is the least time in seconds after which a full line has a place.
+const minGap = 0.1
+
+// candidates replaces those of a waiter.
+func (s *Scheduler) candidates(t float64, x *waiter, c []Candidate) {
+	s.unpick(x)
+	x.c, x.asked, x.pinned = c, false, false
+	x.p = slices.Grow(x.p[:0], len(c))[:len(c)]
+	for i := range c {
+		x.p[i] = s.pairOf(t, &c[i])
 	}
 }
 
+// pick notes which candidate is a waiter's best; unpick takes that back.
+func (s *Scheduler) pick(x *waiter, best int) {
+	s.unpick(x)
+	if x.best = best; best >= 0 {
+		x.p[best].w.held++
+	}
+}
+
+func (s *Scheduler) unpick(x *waiter) {
+	if x.best >= 0 {
+		x.p[x.best].w.held--
+		x.best = -1
+	}
+}
+
+// Refresh replaces the candidates of a request that waits, for fresher overlap
+// and loads, and choose unless it is nil. Requests that do not wait are ignored.
+func (s *Scheduler) Refresh(now time.Time, id string, c []Candidate, choose Choose) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.clock(now)
+	x := s.byID[id]
+	if x == nil {
+		return
+	}
+	if choose != nil {
+		x.choose = choose
+	}
+	s.unclaim(x)
+	s.candidates(t, x, c)
+}
+
 // Leave takes a request out of the line: it was cancelled, or has waited too
-// long. Others are ignored.
+// long. Requests that do not wait are ignored.
 func (s *Scheduler) Leave(now time.Time, id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,61 +232,89 @@ func (s *Scheduler) Leave(now time.Time, id string) {
 }
 
 func (s *Scheduler) leave(id string) {
-	for i, x := range s.line {
-		if x.r.ID == id {
-			s.line = append(s.line[:i], s.line[i+1:]...)
-			return
+	if x := s.byID[id]; x != nil {
+		s.out(x)
+	}
+}
+
+// out takes a waiter out of the line.
+func (s *Scheduler) out(x *waiter) {
+	delete(s.byID, x.r.ID)
+	i, _ := slices.BinarySearchFunc(s.waiters, x.seq, func(y *waiter, seq uint64) int { return cmp.Compare(y.seq, seq) })
+	s.waiters = slices.Delete(s.waiters, i, i+1)
+	s.tenants.leave(x.tenant)
+	s.unpick(x)
+	s.unclaim(x)
+}
+
+// claim and unclaim keep count of the blocks that waiters need.
+func (s *Scheduler) claim(x *waiter) {
+	if x.claimed {
+		return
+	}
+	x.claimed = true
+	for _, h := range x.hashes() {
+		s.claims[h]++
+	}
+}
+
+func (s *Scheduler) unclaim(x *waiter) {
+	if !x.claimed {
+		return
+	}
+	x.claimed = false
+	for _, h := range x.hashes() {
+		if n := s.claims[h]; n > 1 {
+			s.claims[h] = n - 1
+		} else {
+			delete(s.claims, h)
 		}
 	}
 }
 
-// Sample brings a worker's newest gauges without a request. Age counts from now.
+// hashes are those that a waiter claims: of its first candidate, as nearly all
+// requests have one profile.
+func (x *waiter) hashes() []kvhash.Hash {
+	if len(x.c) == 0 {
+		return nil
+	}
+	return x.c[0].Hashes
+}
+
+// Sample brings a worker's newest gauges without a request; the age counts from
+// now. Unknown workers are ignored.
 func (s *Scheduler) Sample(now time.Time, worker string, l Load) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.clock(now)
-	for _, x := range s.line {
-		for i := range x.c {
-			if x.c[i].Worker == worker {
-				x.c[i].Load = l
-			}
-		}
-	}
-}
-
-// Pass dispatches all requests that can go now and books them.
-func (s *Scheduler) Pass(now time.Time) []Dispatch {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	t := s.clock(now)
-	s.expire(t)
-	var out []Dispatch
-	for _, x := range s.line {
-		out = append(out, Dispatch{ID: x.r.ID, Decision: s.decide(t, &x.r, x.c, x.choose), Waited: s.duration(t - x.entered), Held: x.hold})
+	if w := s.workers[worker]; w != nil {
+		s.observe(t, w, &l)
 	}
-	s.line = s.line[:0]
-	return out
 }
 
-// Wake is when a Pass may find something to dispatch though nothing has
-// happened; ok is false when nothing waits.
-func (s *Scheduler) Wake(now time.Time) (at time.Time, ok bool) {
+// Waits returns the number of requests in line.
+func (s *Scheduler) Waits() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.line) == 0 {
-		return time.Time{}, false
-	}
-	return now, true
+	return len(s.waiters)
 }
 
 // Line returns who waits, in the order in which they go.
 func (s *Scheduler) Line(now time.Time) []Waiting {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.clock(now)
-	out := make([]Waiting, 0, len(s.line))
-	for i, x := range s.line {
-		out = append(out, Waiting{ID: x.r.ID, Tenant: x.r.Tenant, Model: x.r.Model, QoS: x.r.QoS, Since: s.time(x.entered), Place: i, Hold: x.hold})
+	t := s.clock(now)
+	out := make([]Waiting, 0, len(s.waiters))
+	for i, x := range s.sorted(t) {
+		y := Waiting{ID: x.r.ID, Tenant: x.r.Tenant, Model: x.r.Model, QoS: x.r.QoS, Since: s.time(x.entered), Ahead: i, Why: x.why}
+		if x.best >= 0 {
+			p, c := &x.p[x.best], &x.c[x.best]
+			v := s.fit(t, p, c)
+			wait := s.predict(t, x)
+			y.Worker, y.Wait = c.Worker, s.duration(wait)
+			y.TTFT = s.duration(wait + min(horizon, p.w.queue(t)+v.ahead) + p.prefill*v.slow + v.speed.Latency)
+		}
+		out = append(out, y)
 	}
 	return out
 }

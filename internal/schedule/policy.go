@@ -3,7 +3,6 @@ package schedule
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -45,7 +44,7 @@ type Policy interface {
 
 // Policies returns the names of all policies.
 func Policies() []string {
-	return []string{Random, Connection, RoundRobin, LeastRequests, PredictedTTFT, K2}
+	return append([]string{Random, Connection, RoundRobin, LeastRequests, PredictedTTFT, K2}, PeerPolicies()...)
 }
 
 func newPolicy(name string) (Policy, error) {
@@ -62,6 +61,9 @@ func newPolicy(name string) (Policy, error) {
 		return predictedTTFTPolicy{}, nil
 	case K2:
 		return k2Policy{}, nil
+	}
+	if p := newPeer(name); p != nil {
+		return p, nil
 	}
 	return nil, fmt.Errorf("unknown policy %q: want one of %s", name, strings.Join(Policies(), ", "))
 }
@@ -143,38 +145,7 @@ func (predictedTTFTPolicy) Rank(order []int, r *Request, e []Estimate, _ *rand.R
 }
 
 func rankPredicted(order []int, e []Estimate, tie func(i, j int) int) {
-	slices.SortStableFunc(order, func(i, j int) int {
-		switch {
-		case e[i].ttft < e[j].ttft:
-			return -1
-		case e[i].ttft > e[j].ttft:
-			return 1
-		}
-		return strings.Compare(e[i].Worker, e[j].Worker)
-	})
-	best := &e[order[0]]
-	limit := best.ttft + max(tieSeconds, tieShare*best.ttft)
-	n := 1
-	for n < len(order) && e[order[n]].ttft <= limit {
-		n++
-	}
-	if n == 1 {
-		return
-	}
-	unit := max(best.work, 1e-6)
-	slices.SortStableFunc(order[:n], func(i, j int) int {
-		a, b := &e[i], &e[j]
-		if d := b.Cached - a.Cached; d != 0 {
-			return d
-		}
-		if d := a.InFlight + int(a.Others+0.5) - b.InFlight - int(b.Others+0.5); d != 0 {
-			return d
-		}
-		if d := math.Round(a.cold/unit) - math.Round(b.cold/unit); d != 0 {
-			return int(clamp(d, -1, 1))
-		}
-		return tie(i, j)
-	})
+	rankBy(order, e, func(e *Estimate) float64 { return e.ttft }, tie)
 }
 
 // tieHash is what decides last. It goes by the beginning of the prompt: its first
@@ -208,26 +179,42 @@ type Predicted struct {
 	Others   float64
 	// Work is that of this prompt's prefill, Recent what was sent there of late.
 	Work, Recent float64
+	// J is what K2 ranks by instead of TTFT; 0 under other policies.
+	J float64
 	// Tie is the place by TieHash.
 	Tie int
 }
 
 // Predicted is what the worker was ranked by, without Tie.
 func (e *Estimate) Predicted() Predicted {
-	return Predicted{Worker: e.Worker, TTFT: e.ttft, Cached: e.Cached, InFlight: e.InFlight, Others: e.Others, Work: e.work, Recent: e.cold}
+	return Predicted{Worker: e.Worker, TTFT: e.ttft, Cached: e.Cached, InFlight: e.InFlight, Others: e.Others, Work: e.work, Recent: e.cold, J: e.j}
 }
 
 // RankPredicted sorts indices into what was recorded, best first, as PredictedTTFT
 // did or would have.
-func RankPredicted(order []int, p []Predicted) {
+func RankPredicted(order []int, p []Predicted) { Rank(PredictedTTFT, order, p) }
+
+// Rank sorts indices into what was recorded, best first, as the policy did or
+// would have. It reports false, and leaves the order, for policies whose order
+// does not follow from the record.
+func Rank(policy string, order []int, p []Predicted) bool {
+	score := func(e *Estimate) float64 { return e.ttft }
+	switch policy {
+	case PredictedTTFT:
+	case K2:
+		score = func(e *Estimate) float64 { return e.j }
+	default:
+		return false
+	}
 	if len(order) == 0 {
-		return
+		return true
 	}
 	e := make([]Estimate, len(p))
 	for i := range p {
-		e[i] = Estimate{Worker: p[i].Worker, Cached: p[i].Cached, InFlight: p[i].InFlight, Others: p[i].Others, ttft: p[i].TTFT, work: p[i].Work, cold: p[i].Recent}
+		e[i] = Estimate{Worker: p[i].Worker, Cached: p[i].Cached, InFlight: p[i].InFlight, Others: p[i].Others, ttft: p[i].TTFT, j: p[i].J, work: p[i].Work, cold: p[i].Recent}
 	}
-	rankPredicted(order, e, func(i, j int) int { return cmp.Compare(p[i].Tie, p[j].Tie) })
+	rankBy(order, e, score, func(i, j int) int { return cmp.Compare(p[i].Tie, p[j].Tie) })
+	return true
 }
 
 // rendezvous orders two workers by the hash of key and worker.
@@ -235,14 +222,16 @@ func rendezvous(key kvhash.Hash, a, b string) int {
 	return cmp.Compare(kvhash.Extra(key, b), kvhash.Extra(key, a))
 }
 
+var what = map[string]string{PredictedTTFT: " answers soonest: ", K2: " costs least: "}
+
 // reason says in one sentence why the first in order is first.
 func reason(policy string, order []int, e []Estimate) string {
 	first := &e[order[0]]
 	buf := make([]byte, 0, 192)
 	buf = append(buf, first.Worker...)
 	switch policy {
-	case PredictedTTFT:
-		buf = append(buf, " answers soonest: "...)
+	case PredictedTTFT, K2:
+		buf = append(buf, what[policy]...)
 		buf = seconds(buf, first.TTFT)
 		buf = append(buf, " with "...)
 		buf = strconv.AppendInt(buf, int64(first.Cached), 10)

@@ -50,6 +50,14 @@ type Learned struct {
 	Hits  int
 }
 
+// remotes is what goes between this router and others.
+type remotes struct{}
+
+func newRemotes() remotes { return remotes{} }
+
+// tell notes a change for the other routers.
+func (s *Scheduler) tell(t float64, e *entry, k DeltaKind) {}
+
 // Deltas returns what this router did since the last call, oldest first. At
 // most 4096 are kept: a caller that never asks costs nothing more.
 func (s *Scheduler) Deltas(now time.Time) []Delta { return nil }

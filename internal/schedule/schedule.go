@@ -141,9 +141,9 @@ type Estimate struct {
 	Hold Hold
 
 	// Seconds of model time, for ranking and booking.
-	ttft, wait, queued, prefill, work, cold float64
-	w                                       *worker
-	c                                       *Candidate
+	ttft, j, wait, queued, prefill, work, cold float64
+	w                                          *worker
+	c                                          *Candidate
 }
 
 // Decision is the outcome of Decide.
@@ -177,10 +177,13 @@ type Scheduler struct {
 
 	mu      sync.Mutex
 	policy  Policy
+	k2      bool // the policy holds requests
 	rng     *rand.Rand
 	base    time.Time // origin of model time, set by the first call
 	started bool
-	line    []*waiter
+	seq     uint64 // of requests that entered the line
+	line
+	remotes
 	ledger
 }
 
@@ -206,7 +209,10 @@ func New(set Settings) (*Scheduler, error) {
 		maxWaiting:  or(set.MaxWaiting, 4096),
 		maxWait:     set.MaxWait.Seconds(),
 		policy:      p,
+		k2:          p.Name() == K2,
 		rng:         rand.New(rand.NewPCG(set.Seed, 0x6b696e)),
+		line:        newLine(),
+		remotes:     newRemotes(),
 		ledger:      newLedger(),
 	}
 	return s, nil
@@ -246,10 +252,12 @@ func (s *Scheduler) DecideBy(now time.Time, r Request, c []Candidate, choose Cho
 }
 
 func (s *Scheduler) decide(t float64, r *Request, c []Candidate, choose Choose) Decision {
+	s.leave(r.ID)
 	s.remove(t, s.entries[r.ID])
 	d := Decision{Policy: s.policy.Name(), Estimates: make([]Estimate, len(c))}
 	for i := range c {
-		s.estimate(t, &c[i], &d.Estimates[i])
+		p := s.pairOf(t, &c[i])
+		s.estimate(t, &c[i], &p, r.Objective, p.w.held, &d.Estimates[i])
 	}
 	book := false
 	d.Order, book = choose(d.Estimates, func(order []int) {
@@ -265,10 +273,15 @@ func (s *Scheduler) decide(t float64, r *Request, c []Candidate, choose Choose) 
 			s.book(t, r, &d.Estimates[d.Order[0]])
 		}
 	}
+	d.seal()
+	return d
+}
+
+// seal drops what a decision must not keep alive.
+func (d *Decision) seal() {
 	for i := range d.Estimates {
 		d.Estimates[i].w, d.Estimates[i].c = nil, nil
 	}
-	return d
 }
 
 // Moved books a request at another worker after its first one failed it.
@@ -283,13 +296,17 @@ func (s *Scheduler) Moved(now time.Time, id, worker string) {
 	}
 	s.remove(t, e)
 	// A worker that is not known yet is most likely of the same set.
-	c := Candidate{Worker: worker, Tokens: e.tokens, BlockSize: e.blockSize, Hashes: e.hashes, Class: e.w.class, Group: e.group}
+	c := Candidate{Worker: worker, Tokens: e.tokens, BlockSize: e.blockSize, Hashes: e.prompt.hashes, Class: e.w.class, Group: e.group}
 	if w := s.workers[worker]; w != nil {
 		c.Class = w.class
+		if w.pages.size == c.BlockSize {
+			c.TotalBlocks = w.pages.total
+		}
 	}
-	r := Request{ID: id, MaxTokens: e.maxTokens, Whole: e.whole}
+	r := Request{ID: id, Tenant: e.output.tenant, Model: e.output.model, MaxTokens: e.maxTokens, Whole: e.whole}
 	var est Estimate
-	s.estimate(t, &c, &est)
+	p := s.pairOf(t, &c)
+	s.estimate(t, &c, &p, Balanced, 0, &est)
 	s.book(t, &r, &est)
 }
 

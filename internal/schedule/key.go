@@ -1,0 +1,135 @@
+package schedule
+
+import (
+	"cmp"
+	"slices"
+)
+
+// tenants are those that share the fleet by virtual time: what each got of it,
+// in worker-seconds by weight. The one that got least goes first.
+type tenants struct {
+	known map[string]*tenant
+	// floor is the virtual time of the tenant that was served last: who comes
+	// back from a rest starts there, since nobody saves up.
+	floor float64
+}
+
+type tenant struct {
+	name    string
+	vtc     float64
+	weight  float64
+	waiting int // requests in line
+}
+
+// maxTenants bounds tenants.known.
+const maxTenants = 4096
+
+func newTenants() tenants { return tenants{known: map[string]*tenant{}} }
+
+// enter counts one more request in line for a tenant.
+func (ts *tenants) enter(name string, weight float64) *tenant {
+	x := ts.known[name]
+	if x == nil {
+		if len(ts.known) >= maxTenants {
+			ts.prune()
+		}
+		x = &tenant{name: name}
+		ts.known[name] = x
+	}
+	x.weight = weight
+	if !(weight > 0) {
+		x.weight = 1
+	}
+	if x.waiting == 0 {
+		x.vtc = max(x.vtc, ts.least())
+	}
+	x.waiting++
+	return x
+}
+
+// least is the virtual time at which a tenant that was away begins.
+func (ts *tenants) least() float64 {
+	least, found := 0.0, false
+	for _, x := range ts.known {
+		if x.waiting > 0 && (!found || x.vtc < least) {
+			least, found = x.vtc, true
+		}
+	}
+	if !found {
+		return ts.floor
+	}
+	return least
+}
+
+func (ts *tenants) leave(x *tenant) { x.waiting-- }
+
+// charge adds the worker-seconds that a request of the tenant will take.
+func (ts *tenants) charge(x *tenant, seconds float64) {
+	ts.floor = max(ts.floor, x.vtc)
+	x.vtc += seconds / x.weight
+}
+
+// prune forgets the tenants that do not wait and got little: they would begin
+// at the floor anyhow.
+func (ts *tenants) prune() {
+	for name, x := range ts.known {
+		if x.waiting == 0 && (x.vtc <= ts.floor || len(ts.known) >= maxTenants) {
+			delete(ts.known, name)
+		}
+	}
+}
+
+// class is the rank of a class of service. Batch work that has waited for very
+// long joins the interactive: it must not starve.
+func (x *waiter) class(t float64) int {
+	switch x.r.QoS {
+	case Batch:
+		if t-x.entered < batchLimit {
+			return 1
+		}
+	case Deferrable:
+		if t-x.entered < deferLimit {
+			return 2
+		}
+	}
+	return 0
+}
+
+// Ages in seconds from which batch and deferrable requests count as interactive.
+const (
+	batchLimit = 600
+	deferLimit = 3600
+)
+
+// place works out a waiter's place in the order.
+func (s *Scheduler) place(t float64, x *waiter) {
+	weight := float64(order)
+	if x.r.Objective == Throughput {
+		weight = orderThroughput
+	}
+	x.key, x.rank = x.entered+weight*x.work, x.class(t)
+}
+
+// sorted is the line in the order in which it goes: by class, then the tenant
+// that got least, then the time of arrival, later by what the prefill takes.
+func (s *Scheduler) sorted(t float64) []*waiter {
+	out := slices.Clone(s.waiters)
+	for _, x := range out {
+		s.place(t, x)
+	}
+	slices.SortFunc(out, func(a, b *waiter) int {
+		if d := a.rank - b.rank; d != 0 {
+			return d
+		}
+		if a.tenant != b.tenant {
+			if d := cmp.Compare(a.tenant.vtc, b.tenant.vtc); d != 0 {
+				return d
+			}
+		}
+		if d := cmp.Compare(a.key, b.key); d != 0 {
+			return d
+		}
+		return cmp.Compare(a.seq, b.seq)
+	})
+	return out
+}

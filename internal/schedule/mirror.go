@@ -1,0 +1,101 @@
+package schedule
+
+import "slices"
+
+// mirror is a guess of what a worker's cache holds besides the blocks in use,
+// in the order in which the engine would evict it. Engines of vLLM's kind keep
+// free blocks in a list by last use and free a request's blocks deepest first,
+// so whatever a request leaves behind is a run of its chain that loses blocks
+// at its end. The index is not asked: it knows what is held, not which goes
+// next. What it does know corrects the mirror (trim).
+type mirror struct {
+	runs   []run // the next to be evicted first
+	cached int   // sum of their lengths
+}
+
+// run is blocks [lo, hi) of a chain; without hashes it is blocks of generated
+// text, whose hashes the router does not know.
+type run struct {
+	blocks
+	lo, hi int
+}
+
+// maxRuns bounds a mirror; the oldest go.
+const maxRuns = 2048
+
+// add puts blocks [lo, hi) of a chain at the end: the last to be evicted.
+func (m *mirror) add(b blocks, lo, hi int) {
+	if lo >= hi {
+		return
+	}
+	if len(m.runs) >= maxRuns {
+		for i := range maxRuns / 8 {
+			m.cached -= m.runs[i].hi - m.runs[i].lo
+		}
+		m.runs = slices.Delete(m.runs, 0, maxRuns/8)
+	}
+	m.runs = append(m.runs, run{b, lo, hi})
+	m.cached += hi - lo
+}
+
+// pin takes the blocks of a chain out: a request uses them.
+func (m *mirror) pin(b blocks) {
+	m.edit(func(r *run) { r.lo = min(max(r.lo, common(r.blocks, b, 0)), r.hi) })
+}
+
+// trim corrects the mirror by the index: of chain b it holds held blocks.
+func (m *mirror) trim(b blocks, held int) {
+	m.edit(func(r *run) {
+		if common(r.blocks, b, 0) > held && held < r.hi {
+			r.hi = max(r.lo, held)
+		}
+	})
+}
+
+// edit lets f shorten the runs and drops those that are empty.
+func (m *mirror) edit(f func(*run)) {
+	kept := m.runs[:0]
+	for _, r := range m.runs {
+		if len(r.hashes) > 0 {
+			was := r.hi - r.lo
+			f(&r)
+			m.cached -= was - (r.hi - r.lo)
+		}
+		if r.lo < r.hi {
+			kept = append(kept, r)
+		}
+	}
+	clear(m.runs[len(kept):])
+	m.runs = kept
+}
+
+// shrink evicts until the mirror holds at most n blocks.
+func (m *mirror) shrink(n int) {
+	gone := 0
+	for m.cached > max(n, 0) {
+		r := &m.runs[gone]
+		k := min(r.hi-r.lo, m.cached-max(n, 0))
+		r.hi -= k
+		m.cached -= k
+		if r.lo == r.hi {
+			gone++
+		}
+	}
+	m.runs = slices.Delete(m.runs, 0, gone)
+}
+
+// evicted calls f for the blocks [lo, hi) of each run that n more blocks would
+// push out, spared the blocks of chain b, which would be in use.
+func (m *mirror) evicted(b blocks, n int, f func(r *run, lo, hi int)) {
+	for i := range m.runs {
+		if n <= 0 {
+			return
+		}
+		r := &m.runs[i]
+		lo := max(r.lo, common(r.blocks, b, 0))
+		if k := min(n, r.hi-lo); k > 0 {
+			f(r, r.hi-k, r.hi)
+			n -= k
+		}
+	}
+}

@@ -1,0 +1,179 @@
+package schedule
+
+import (
+	"cmp"
+	"math"
+	"slices"
+)
+
+// pages is what is known of a worker's KV pages.
+type pages struct {
+	total int // 0 when unknown
+	size  int // tokens in a page
+	// act is the number of different full prompt blocks of requests in flight.
+	act int
+	// extra is the learned number of pages that a sequence holds besides those
+	// of its tokens, such as the recurrent state of a hybrid model.
+	extra float64
+	// bias is what the newest sample shows in use beyond our own requests.
+	bias float64
+}
+
+// Constants of page accounting, from docs/decisions/0010.
+const (
+	maxKVWait  = 60  // s; also the wait when no end in sight frees enough
+	exitSlack  = 1.1 // decode steps are taken to be slower by this
+	restShare  = 4   // of the expected output that a request still has ahead at least: 1/4
+	extraGain  = 0.1
+	maxExtra   = 64
+	maxExits   = 256 // bounds the look ahead
+	biasExpiry = 30  // s; an older sample says nothing of others any more
+)
+
+// tail is the number of pages that an entry holds beyond its full prompt blocks.
+func (w *worker) tail(t float64, e *entry, step float64, s *Scheduler) float64 {
+	if w.pages.size <= 0 {
+		return 1
+	}
+	generated := 0.0
+	if e.first > 0 && step > 0 {
+		generated = min((t-e.first)/step, s.outputOf(e)*2)
+	}
+	return 1 + math.Floor((float64(e.tokens%w.pages.size)+generated)/float64(w.pages.size))
+}
+
+// own is the number of pages that the requests of the ledger hold, and how
+// many requests there are.
+func (w *worker) own(t, step float64, s *Scheduler) (used float64, n int) {
+	used = float64(w.pages.act)
+	for _, list := range [][]*entry{w.waiting, w.running} {
+		for _, e := range list {
+			used += w.pages.extra + w.tail(t, e, step, s)
+		}
+	}
+	return used, w.inFlight()
+}
+
+// hold takes the pages of an entry that is about to join those in flight.
+func (w *worker) hold(e *entry) {
+	shared := w.overlap(e.prompt, 0, false)
+	w.pages.act += max(0, e.prompt.len()-shared)
+	w.mirror.pin(e.prompt)
+}
+
+// free gives back the pages of an entry that is about to leave, and returns how
+// many. What was computed stays cached, the deepest blocks the first to go.
+func (w *worker) free(t float64, s *Scheduler, e *entry) float64 {
+	shared := 0
+	for _, list := range [][]*entry{w.waiting, w.running} {
+		for _, o := range list {
+			if o != e {
+				shared = common(o.prompt, e.prompt, shared)
+			}
+		}
+	}
+	n := max(0, e.prompt.len()-shared)
+	w.pages.act = max(0, w.pages.act-n)
+	if w.inFlight() == 1 {
+		w.pages.act = 0 // no error of thinned chains survives
+	}
+	tail := w.tail(t, e, w.view.step, s)
+	if e.first > 0 && w.pages.total > 0 {
+		w.mirror.add(blocks{}, 0, int(tail)-1)
+		w.mirror.add(e.prompt, shared, e.prompt.len())
+	}
+	return float64(n) + tail + w.pages.extra
+}
+
+// account compares a sample of the gauge, taken at time at, with the ledger as
+// it was then.
+func (s *Scheduler) account(t, at float64, w *worker, usage float64) {
+	if w.pages.total <= 0 {
+		return
+	}
+	used := clamp(usage, 0, 1) * float64(w.pages.total)
+	own, n := w.own(t, w.view.step, s)
+	clean := w.othersRunning+w.othersWaiting == 0 && n > 0 && len(w.waiting) == 0
+	for _, list := range [][]*entry{w.waiting, w.running} {
+		for _, e := range list {
+			if e.routed > at {
+				own -= float64(e.prompt.len()-w.mirrorless(e)) + w.pages.extra + w.tail(t, e, w.view.step, s)
+				clean = false
+			}
+		}
+	}
+	for i := range w.recent {
+		if f := &w.recent[i]; f.routed <= at && f.done > at {
+			own += f.held
+			clean = false
+		}
+	}
+	if clean {
+		each := w.pages.extra + (used-own)/float64(n)
+		w.pages.extra += extraGain * (clamp(each, 0, maxExtra) - w.pages.extra)
+		own, _ = w.own(t, w.view.step, s)
+	}
+	w.pages.bias = max(0, used-own)
+}
+
+// mirrorless is the number of an entry's blocks that others in flight hold too.
+func (w *worker) mirrorless(e *entry) int {
+	shared := 0
+	for _, list := range [][]*entry{w.waiting, w.running} {
+		for _, o := range list {
+			if o != e {
+				shared = common(o.prompt, e.prompt, shared)
+			}
+		}
+	}
+	return shared
+}
+
+// exit is when requests that end will have freed so many pages in all.
+type exit struct{ at, freed float64 }
+
+// exits predicts when the requests in flight free their pages, soonest first.
+func (s *Scheduler) exits(t float64, w *worker, step float64) []exit {
+	type end struct {
+		at float64
+		e  *entry
+	}
+	ends := make([]end, 0, w.inFlight())
+	step *= exitSlack
+	for _, e := range w.running {
+		out := s.outputOf(e)
+		ends = append(ends, end{t + max(out-(t-e.first)/max(step, 1e-6), out/restShare)*step, e})
+	}
+	for _, e := range w.waiting {
+		ends = append(ends, end{max(t, e.due) + s.outputOf(e)*step, e})
+	}
+	slices.SortFunc(ends, func(a, b end) int { return cmp.Compare(a.at, b.at) })
+	ends = ends[:min(len(ends), maxExits)]
+	out := make([]exit, len(ends))
+	freed := 0.0
+	for i, x := range ends {
+		shared := 0
+		for _, later := range ends[i+1 : min(len(ends), i+65)] {
+			shared = common(later.e.prompt, x.e.prompt, shared)
+		}
+		freed += float64(max(0, x.e.prompt.len()-shared)) + w.pages.extra + w.tail(t, x.e, step, s)
+		out[i] = exit{x.at, freed}
+	}
+	return out
+}
+
+// kvWait is the time until need pages are free at the worker.
+func (s *Scheduler) kvWait(t float64, w *worker, need float64) float64 {
+	v := &w.view
+	if need <= v.free {
+		return 0
+	}
+	if v.exits == nil {
+		v.exits = s.exits(t, w, v.step)
+	}
+	i, _ := slices.BinarySearchFunc(v.exits, need-v.free, func(x exit, missing float64) int { return cmp.Compare(x.freed, missing) })
+	if i == len(v.exits) {
+		return maxKVWait
+	}
+	return clamp(v.exits[i].at-t, 1e-3, maxKVWait)
+}

@@ -1,0 +1,388 @@
+package schedule
+
+import (
+	"cmp"
+	"math"
+	"time"
+)
+
+// Pass dispatches all requests that can go now and books them. Call it after
+// Enter, Refresh, FirstToken, Done, Leave and Sample, and when Wake says.
+func (s *Scheduler) Pass(now time.Time) []Dispatch {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.clock(now)
+	s.expire(t)
+	if !s.k2 {
+		return s.passAll(t)
+	}
+	var out []Dispatch
+	for len(s.waiters) > 0 {
+		d, ok := s.next(t)
+		if !ok {
+			break
+		}
+		out = append(out, d)
+	}
+	return out
+}
+
+// passAll is a pass of policies that hold nothing back.
+func (s *Scheduler) passAll(t float64) []Dispatch {
+	var out []Dispatch
+	for _, x := range s.sorted(t) {
+		if s.ask(t, x); !x.answer.stays() {
+			out = append(out, s.dispatch(t, x))
+		}
+	}
+	return out
+}
+
+// next dispatches the first request of the line that can go.
+func (s *Scheduler) next(t float64) (d Dispatch, ok bool) {
+	for _, x := range s.waiters {
+		if !x.asked {
+			if s.ask(t, x); x.answer.leaves() {
+				return s.dispatch(t, x), true
+			}
+		}
+		s.best(t, x)
+	}
+	order := s.sorted(t)
+	most := [3]float64{} // virtual time of the best served tenant of each class
+	for _, x := range order {
+		most[x.rank] = max(most[x.rank], x.tenant.vtc)
+	}
+	reserved := map[*worker]bool{}
+	for i, x := range order {
+		x.ahead = i
+		if x.best < 0 {
+			x.hold = HoldNone
+			continue
+		}
+		p, c := &x.p[x.best], &x.c[x.best]
+		w := p.w
+		if reserved[w] {
+			x.hold = HoldReserve
+			continue
+		}
+		age := t - x.entered
+		poor := x.tenant.vtc < most[x.rank]
+		x.hold = s.ready(t, x, p, c)
+		if x.hold == HoldNone && !poor && !s.empty(w) && age < patience && s.spoils(x, p, c) {
+			x.hold = HoldProtect
+			continue
+		}
+		if x.hold == HoldNone && s.agreed(t, x, w) {
+			return s.dispatch(t, x), true
+		}
+		if x.rank == 2 || x.hold == HoldDefer {
+			continue
+		}
+		if poor || age > reserve && x.r.Objective != Throughput {
+			reserved[w] = true
+		}
+	}
+	for _, x := range s.waiters {
+		s.claim(x)
+		if x.hold != HoldNone {
+			x.why = x.hold
+		}
+	}
+	return Dispatch{}, false
+}
+
+// empty tells whether nothing is in flight at the worker.
+func (s *Scheduler) empty(w *worker) bool {
+	return w.inFlight() == 0 && w.othersRunning+w.othersWaiting == 0
+}
+
+// ready tells why a request cannot go to its best worker now.
+func (s *Scheduler) ready(t float64, x *waiter, p *pair, c *Candidate) Hold {
+	w := p.w
+	v := s.fit(t, p, c)
+	if s.empty(w) {
+		return HoldNone
+	}
+	if x.rank == 2 && len(s.waiters) > s.deferrable() {
+		return HoldDefer
+	}
+	if w.inFlight() == 0 && t-x.entered > patience {
+		return HoldNone // what is there is not ours, and may never end
+	}
+	if w.queue(t)+v.ahead > horizon {
+		return HoldQueue
+	}
+	if s.kvWait(t, w, p.need) > 0 {
+		return HoldPages
+	}
+	return HoldNone
+}
+
+// deferrable is the number of deferrable requests in line.
+func (s *Scheduler) deferrable() (n int) {
+	for _, x := range s.waiters {
+		if x.rank == 2 {
+			n++
+		}
+	}
+	return n
+}
+
+// spoils tells whether a request would evict more of what others in line need
+// than its own prefill is worth.
+func (s *Scheduler) spoils(x *waiter, p *pair, c *Candidate) bool {
+	w := p.w
+	u := c.Tokens - p.cached
+	if w.pages.total <= 0 || c.BlockSize <= 0 || u <= small*c.BlockSize {
+		return false
+	}
+	own := blocks{c.Hashes, 1}
+	room := int(w.view.free) - w.mirror.cached
+	claimed := 0
+	w.mirror.evicted(own, int(math.Ceil(float64(u)/float64(c.BlockSize)+w.pages.extra))-room, func(r *run, lo, hi int) {
+		claimed += max(0, min(hi, s.claimedUpTo(r, lo, hi))-lo)
+	})
+	return float64(claimed*c.BlockSize) > spoil*float64(u)
+}
+
+// claimedUpTo is the end of the part of a run that requests in line need: as
+// hashes are chained, who needs a block needs those before it.
+func (s *Scheduler) claimedUpTo(r *run, lo, hi int) int {
+	if len(r.hashes) == 0 {
+		return lo
+	}
+	for lo < hi {
+		mid := (lo + hi + 1) / 2
+		i := mid / r.stride
+		if i == 0 || s.claims[r.hashes[i-1]] == 0 {
+			hi = mid - 1
+		} else {
+			lo = mid
+		}
+	}
+	return lo
+}
+
+// answer is what choose said of a waiter.
+type answer struct {
+	at      float64
+	changes uint64
+	d       Decision
+	book    bool
+}
+
+// stays tells that the policies have the request wait, leaves that it is not
+// for workers any more.
+func (a *answer) stays() bool  { return len(a.d.Order) == 0 && a.book }
+func (a *answer) leaves() bool { return !a.book }
+
+// ask lets the policies choose for a waiter. What they leave out is barred, and
+// where they prefer another candidate than J does, the waiter is pinned to it.
+func (s *Scheduler) ask(t float64, x *waiter) {
+	d := Decision{Policy: s.policy.Name(), Estimates: make([]Estimate, len(x.c))}
+	for i := range x.c {
+		held := x.p[i].w.held
+		if i == x.best {
+			held--
+		}
+		s.estimate(t, &x.c[i], &x.p[i], x.r.Objective, held, &d.Estimates[i])
+	}
+	choose := x.choose
+	if choose == nil {
+		choose = rankAll
+	}
+	order, book := choose(d.Estimates, func(order []int) {
+		if len(order) > 0 {
+			s.policy.Rank(order, &x.r, d.Estimates, s.rng)
+		}
+	})
+	if len(x.c) == 0 && x.choose == nil {
+		book = false // nobody can serve it
+	}
+	d.Order = order
+	x.asked, x.pinned = true, false
+	x.answer = answer{t, s.changes, d, book}
+	if !s.k2 || !book {
+		return
+	}
+	for i := range x.p {
+		x.p[i].barred = true
+	}
+	for _, i := range order {
+		x.p[i].barred = false
+	}
+	s.best(t, x)
+	if len(order) > 0 && x.best != order[0] && x.choose != nil {
+		s.pick(x, order[0])
+		x.pinned = true
+	}
+}
+
+// agreed tells whether the policies still want the waiter to go to w.
+func (s *Scheduler) agreed(t float64, x *waiter, w *worker) bool {
+	if x.answer.at != t || x.answer.changes != s.changes {
+		if s.ask(t, x); x.answer.leaves() {
+			return true
+		}
+	}
+	if x.answer.stays() || x.best < 0 {
+		return false
+	}
+	first := x.answer.d.Order[0]
+	if x.p[first].w == w {
+		return true
+	}
+	x.hold = s.ready(t, x, &x.p[first], &x.c[first])
+	return x.hold == HoldNone
+}
+
+// dispatch takes a waiter out of the line as the policies said.
+func (s *Scheduler) dispatch(t float64, x *waiter) Dispatch {
+	a := &x.answer
+	out := Dispatch{ID: x.r.ID, Waited: s.duration(t - x.entered), Why: x.why, Ahead: x.ahead}
+	s.out(x)
+	if len(a.d.Order) == 0 {
+		a.d.Reason = "no candidate"
+	} else {
+		a.d.Reason = reason(a.d.Policy, a.d.Order, a.d.Estimates)
+	}
+	if out.Booked = a.book && len(a.d.Order) > 0; out.Booked {
+		e := &a.d.Estimates[a.d.Order[0]]
+		s.book(t, &x.r, e)
+		v := &e.w.view
+		tokens := s.outputs.expect(outputKey{x.r.Tenant, x.r.Model}, x.r.MaxTokens)
+		s.tenants.charge(x.tenant, e.work+tokens*v.speed.W*v.slow/decodeShare)
+		if t > x.entered {
+			if s.last > 0 {
+				s.gap.add(min(t-s.last, maxGap))
+			}
+			s.last = t
+		}
+	}
+	a.d.seal()
+	out.Decision = a.d
+	return out
+}
+
+// maxGap bounds what one pause says of the pace of the line, in seconds.
+const maxGap = 60
+
+// decodeShare is the number of requests that share a decode step, for what a
+// tenant is charged.
+const decodeShare = 8
+
+// best finds the candidate with the least J, or with one that is as good.
+func (s *Scheduler) best(t float64, x *waiter) {
+	if x.pinned && x.best >= 0 {
+		s.fit(t, &x.p[x.best], &x.c[x.best])
+		x.work = x.p[x.best].work
+		return
+	}
+	s.unpick(x)
+	b := beta(x.r.Objective)
+	least := math.Inf(1)
+	if cap(s.scores) < len(x.c) {
+		s.scores = make([]float64, len(x.c))
+	}
+	scores := s.scores[:len(x.c)]
+	for i := range x.c {
+		p := &x.p[i]
+		if p.barred {
+			scores[i] = math.Inf(1)
+			continue
+		}
+		v := s.fit(t, p, &x.c[i])
+		wait, _ := s.wait(t, p, v, &x.c[i])
+		scores[i] = wait + p.prefill*v.slow + v.speed.Latency + p.work*(float64(p.w.held)+b*v.b) + p.loss
+		least = min(least, scores[i])
+	}
+	limit := least + max(tieSeconds, tieShare*least)
+	best := -1
+	for i := range x.c {
+		if scores[i] <= limit && !x.p[i].barred && (best < 0 || s.better(t, x, i, best)) {
+			best = i
+		}
+	}
+	if best >= 0 {
+		x.work = x.p[best].work
+	}
+	s.pick(x, best)
+}
+
+// better tells whether candidate i of a waiter wins its tie with j.
+func (s *Scheduler) better(t float64, x *waiter, i, j int) bool {
+	a, b := &x.p[i], &x.p[j]
+	if a.cached != b.cached {
+		return a.cached > b.cached
+	}
+	busy := func(w *worker) int { return w.inFlight() + int(w.othersRunning+w.othersWaiting+0.5) }
+	if m, n := busy(a.w), busy(b.w); m != n {
+		return m < n
+	}
+	unit := max(min(a.work, b.work), 1e-6)
+	if d := math.Round(a.w.coldNow(t)/unit) - math.Round(b.w.coldNow(t)/unit); d != 0 {
+		return d < 0
+	}
+	return cmp.Compare(tieHash(&x.r, &x.c[i], a.w.name), tieHash(&x.r, &x.c[j], b.w.name)) > 0
+}
+
+// predict is how much longer a request will wait in line: the prefills before
+// it at its best worker, or its place times the pace of the line.
+func (s *Scheduler) predict(t float64, x *waiter) float64 {
+	if x.best < 0 {
+		return 0
+	}
+	p, c := &x.p[x.best], &x.c[x.best]
+	v := s.fit(t, p, c)
+	queue := p.w.queue(t) + v.ahead - horizon
+	n := 0
+	for _, y := range s.waiters {
+		if y == x || y.rank > x.rank || y.key > x.key {
+			continue
+		}
+		n++
+		if y.best >= 0 && y.p[y.best].w == p.w {
+			queue += y.work
+		}
+	}
+	pace := 0.0
+	if s.gap.n > 0 && t-s.last < maxGap {
+		pace = float64(n) * s.gap.value
+	}
+	return max(queue, pace, s.kvWait(t, p.w, p.need), 0)
+}
+
+// Wake is when a Pass may find something to dispatch though nothing has
+// happened; ok is false when nothing waits.
+func (s *Scheduler) Wake(now time.Time) (at time.Time, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.waiters) == 0 {
+		return time.Time{}, false
+	}
+	t := s.clock(now)
+	next := t + maxNap
+	for _, x := range s.waiters {
+		if x.best < 0 {
+			continue
+		}
+		p := &x.p[x.best]
+		v := s.fit(t, p, &x.c[x.best])
+		if over := p.w.queue(t) + v.ahead - horizon; over > 0 {
+			next = min(next, t+over)
+		}
+		if x.hold == HoldProtect {
+			next = min(next, max(t, x.entered+patience))
+		}
+		for _, e := range p.w.waiting {
+			if e.whole {
+				next = min(next, max(t, e.due))
+			}
+		}
+	}
+	return s.time(max(next, t+1e-3)), true
+}
+
+// maxNap is the longest time in seconds between passes while requests wait.
+const maxNap = 1
