@@ -22,6 +22,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/kinference/kinference/internal/tlsfile"
 )
 
 // Service is one service of the control plane.
@@ -48,6 +50,10 @@ func Main(name string, s Service, args []string, stderr io.Writer) int {
 	fs.StringVar(&settings.LogFormat, "log-format", "json", "format of the log: json or text")
 	fs.BoolVar(&settings.Pprof, "pprof", false, "serve /debug/pprof on the admin port")
 	fs.DurationVar(&settings.DrainTimeout, "drain-timeout", DefaultDrainTimeout, "time for requests to finish after a stop signal")
+	fs.StringVar(&settings.TLS.Cert, "tls-cert-file", "", "PEM file with the certificate of this service, served on its RPC port and shown to other services; empty: clear text")
+	fs.StringVar(&settings.TLS.Key, "tls-key-file", "", "PEM file with its key; both are read again when they change")
+	fs.StringVar(&settings.TLS.CA, "tls-ca-file", "", "PEM file with the authorities of other services, read again when it changes; empty: the system's")
+	fs.BoolVar(&settings.TLSCallers, "tls-require-client-cert", false, "answer RPCs only of callers with a certificate of those authorities")
 	s.Flags(fs)
 	if err := parse(fs, name, args, os.LookupEnv); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -136,6 +142,11 @@ type Settings struct {
 	// Spans receives finished spans. Nil: an OTLP exporter if the standard
 	// OTEL_EXPORTER_OTLP_* variables ask for one, else none.
 	Spans SpanExporter
+	// TLS are the files of the certificate and of the authorities of RPC between
+	// services; see ServerTLS and ClientTLS.
+	TLS tlsfile.Files
+	// TLSCallers lets only callers with a certificate of those authorities in.
+	TLSCallers bool
 }
 
 // ServeAdmin serves the admin handler on l until the shell closes.

@@ -28,6 +28,8 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 	tracenoop "go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/kinference/kinference/internal/tlsfile"
 )
 
 // SpanExporter receives finished spans.
@@ -44,6 +46,8 @@ type Shell struct {
 	registry *prometheus.Registry
 	meters   *sdkmetric.MeterProvider
 	tracers  trace.TracerProvider
+	tls      *tlsfile.Source // nil: none
+	callers  bool
 
 	mu     sync.Mutex
 	ready  map[string]bool
@@ -70,6 +74,20 @@ func NewShell(ctx context.Context, s Settings) (*Shell, error) {
 		return nil, fmt.Errorf("log-format %q: want json or text", s.LogFormat)
 	}
 
+	if s.TLSCallers && (s.TLS.Cert == "" || s.TLS.CA == "") {
+		return nil, errors.New("tls-require-client-cert needs tls-cert-file and tls-ca-file")
+	}
+	if s.TLS != (tlsfile.Files{}) {
+		following, stop := context.WithCancel(ctx)
+		src, err := tlsfile.Open(following, s.TLS, sh.log)
+		if err != nil {
+			stop()
+			return nil, fmt.Errorf("open TLS files: %w", err)
+		}
+		sh.onClose(stop)
+		sh.tls, sh.callers = src, s.TLSCallers
+	}
+
 	res := resource.NewSchemaless(attribute.String("service.namespace", "kinference"))
 	sh.registry = prometheus.NewRegistry()
 	sh.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -81,6 +99,18 @@ func NewShell(ctx context.Context, s Settings) (*Shell, error) {
 	// at their source, this is the net below.
 	sh.meters = sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter), sdkmetric.WithResource(res), sdkmetric.WithCardinalityLimit(2000))
 	sh.onClose(func() { _ = sh.meters.Shutdown(context.Background()) })
+
+	if sh.tls != nil && sh.tls.HasCertificate() {
+		_, err := sh.meters.Meter("kinference/daemon").Float64ObservableGauge("kinference.tls.certificate.not_after", metric.WithUnit("s"),
+			metric.WithDescription("Unix time at which the certificate of this process ends."),
+			metric.WithFloat64Callback(func(_ context.Context, o metric.Float64Observer) error {
+				o.Observe(float64(sh.tls.NotAfter().Unix()))
+				return nil
+			}))
+		if err != nil {
+			return nil, fmt.Errorf("start metrics: %w", err)
+		}
+	}
 
 	spans := s.Spans
 	if spans == nil && (os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" || os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") != "") {
@@ -218,6 +248,34 @@ func Tracers(ctx context.Context) trace.TracerProvider {
 		return s.tracers
 	}
 	return tracenoop.NewTracerProvider()
+}
+
+// ServerTLS is what the services of this process serve RPC with, and whether only
+// callers with a certificate are let in; nil: clear text.
+func ServerTLS(ctx context.Context) (src *tlsfile.Source, callers bool) {
+	if s := from(ctx); s != nil && s.tls != nil && s.tls.HasCertificate() {
+		return s.tls, s.callers
+	}
+	return nil, false
+}
+
+// ClientTLS is what the services of this process dial https:// addresses of others
+// with; nil: the authorities of the system, and no certificate.
+func ClientTLS(ctx context.Context) *tlsfile.Source {
+	if src, ok := ctx.Value(clientKey{}).(*tlsfile.Source); ok {
+		return src
+	}
+	if s := from(ctx); s != nil {
+		return s.tls
+	}
+	return nil
+}
+
+type clientKey struct{}
+
+// WithClientTLS returns a ctx whose ClientTLS is src, for commands without a shell.
+func WithClientTLS(ctx context.Context, src *tlsfile.Source) context.Context {
+	return context.WithValue(ctx, clientKey{}, src)
 }
 
 // DrainTimeout is the time for requests to finish once ctx is done.

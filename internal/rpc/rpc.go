@@ -1,6 +1,7 @@
 // Package rpc is the one place that knows how services talk to each other:
 // Connect over h2c (gRPC and JSON are answered too), with health, reflection,
-// metrics, traces, panic recovery and one error mapping.
+// metrics, traces, panic recovery and one error mapping. With the TLS files of
+// internal/daemon it is HTTP/2 over TLS.
 //
 // Services mount their implementation with Mount, serve with Serve and call
 // each other through Client. Everything is safe for concurrent use.
@@ -8,8 +9,11 @@ package rpc
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"net"
 	"net/http"
 	"strings"
@@ -57,20 +61,15 @@ func Mount[S any](ctx context.Context, svc S, new func(S, ...connect.HandlerOpti
 	return Handler{Path: path, Handler: h, Service: strings.Trim(path, "/")}
 }
 
-// Client returns a client of the service at url (http://host:port); new is the
-// generated New…Client function. Connections close when ctx is done.
+// Client returns a client of the service at url (http://host:port, or https:// for
+// TLS as daemon.ClientTLS has it); new is the generated New…Client function. Several
+// URLs, with commas between them, and a name with several addresses, such as that of a
+// headless Service, are replicas: calls go to one of them, and to the next one when it
+// fails. Connections close when ctx is done.
 // More options, such as Bearer, may follow.
 func Client[C any](ctx context.Context, url string, new func(connect.HTTPClient, string, ...connect.ClientOption) C, options ...connect.ClientOption) C {
-	t := &http.Transport{
-		DialContext: (&net.Dialer{Timeout: 2 * time.Second, KeepAlive: 15 * time.Second}).DialContext,
-		// A peer that vanished without closing its connection is found by
-		// pings, else calls on that connection would hang until TCP gives up.
-		HTTP2:               &http.HTTP2Config{SendPingTimeout: 5 * time.Second, PingTimeout: 3 * time.Second},
-		Protocols:           new2(),
-		TLSHandshakeTimeout: 3 * time.Second,
-	}
-	context.AfterFunc(ctx, t.CloseIdleConnections)
-	return new(&http.Client{Transport: t}, url,
+	client, base := dial(ctx, url)
+	return new(client, base,
 		append([]connect.ClientOption{connect.WithInterceptors(observe(ctx)), connect.WithReadMaxBytes(maxMessage)}, options...)...)
 }
 
@@ -79,6 +78,15 @@ func new2() *http.Protocols {
 	p.SetHTTP2(true)
 	p.SetUnencryptedHTTP2(true)
 	return p
+}
+
+// TLS is the configuration for servers of people and tools, which show no
+// certificate of their own: that of daemon.ServerTLS, or nil for clear text.
+func TLS(ctx context.Context) *tls.Config {
+	if src, _ := daemon.ServerTLS(ctx); src != nil {
+		return src.Server(false)
+	}
+	return nil
 }
 
 // Serve serves handlers on l, with health and reflection for those that are
@@ -93,13 +101,17 @@ func Serve(ctx context.Context, l net.Listener, handlers ...Handler) error {
 			names = append(names, h.Service)
 		}
 	}
-	mux.Handle(grpchealth.NewHandler(grpchealth.NewStaticChecker(names...)))
+	mux.Handle(grpchealth.NewHandler(&health{ctx, names}))
 	mux.Handle(grpcreflect.NewHandlerV1(grpcreflect.NewStaticReflector(names...)))
-	return ServeHTTP(ctx, l, &http.Server{Handler: mux})
+	srv := &http.Server{Handler: mux}
+	if src, callers := daemon.ServerTLS(ctx); src != nil {
+		srv.TLSConfig = src.Server(callers)
+	}
+	return ServeHTTP(ctx, l, srv)
 }
 
-// ServeHTTP serves srv on l over HTTP/1.1 and h2c with the drain of Serve.
-// Unset timeouts for headers and idle connections get bounds.
+// ServeHTTP serves srv on l over HTTP/1.1 and h2c, or over TLS if srv has a
+// TLSConfig, with the drain of Serve. Unset timeouts for headers and idle connections get bounds.
 func ServeHTTP(ctx context.Context, l net.Listener, srv *http.Server) error {
 	p := new2()
 	p.SetHTTP1(true)
@@ -111,7 +123,12 @@ func ServeHTTP(ctx context.Context, l net.Listener, srv *http.Server) error {
 		srv.IdleTimeout = 2 * time.Minute
 	}
 	failed := make(chan error, 1)
-	go func() { failed <- srv.Serve(l) }()
+	serve := srv.Serve
+	if srv.TLSConfig != nil {
+		serve = func(l net.Listener) error { return srv.ServeTLS(l, "", "") }
+		srv.ErrorLog = log.New(io.Discard, "", 0) // a line for each port scan
+	}
+	go func() { failed <- serve(l) }()
 	select {
 	case err := <-failed:
 		return fmt.Errorf("serve %s: %w", l.Addr(), err)

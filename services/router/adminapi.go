@@ -45,8 +45,9 @@ func (s *server) serveAdmin(ctx context.Context, g *errgroup.Group) error {
 	if len(sources) == 0 {
 		s.log.Warn("the admin API lets nobody in: there are no admin tokens and no Kubernetes to ask", "addr", l.Addr().String())
 	}
-	settings := admin.Settings{Router: view{s}, Keys: view{s}, Decisions: s.decisions, Access: sources, Audit: admin.NewAudit(audit), Refused: s.metrics.adminRefused}
-	if !loopback(l.Addr().String()) {
+	settings := admin.Settings{Router: view{s}, Keys: view{s}, Decisions: s.decisions, Access: sources, Audit: admin.NewAudit(audit), Refused: s.metrics.adminRefused,
+		AccountingURL: s.AccountingURL, Console: !s.NoConsole}
+	if !loopback(l.Addr().String()) && rpc.TLS(ctx) == nil {
 		s.log.Warn("other hosts may reach the admin API, and tokens are shown to it in clear: put it behind TLS or a mesh", "addr", l.Addr().String())
 	}
 	g.Go(func() error {

@@ -11,6 +11,7 @@ package admin
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -20,9 +21,11 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kinference/kinference/internal/rpc"
+	"github.com/kinference/kinference/proto/gen/kinference/accounting/v1/accountingv1connect"
 	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 	"github.com/kinference/kinference/proto/gen/kinference/admin/v1/adminv1connect"
 	"github.com/kinference/kinference/services/router/internal/access"
+	"github.com/kinference/kinference/services/router/internal/console"
 	"github.com/kinference/kinference/services/router/internal/decisions"
 )
 
@@ -51,6 +54,11 @@ type Settings struct {
 	// Refused is told of each call that is refused, with the reason: unauthenticated,
 	// denied or unavailable; nil: nobody is.
 	Refused func(reason string)
+	// AccountingURL lists the URLs of accounting, whose usage and objectives are passed
+	// on; empty: they are not.
+	AccountingURL string
+	// Console says that the web page is served, too.
+	Console bool
 	// Audit receives a line for each call that changes something or is refused; nil:
 	// none.
 	Audit *Audit
@@ -72,9 +80,10 @@ var needs = map[string]access.Permission{
 	adminv1connect.AdminServiceRevokeKeyProcedure:      {Resource: "keys", Verb: "delete"},
 }
 
-// Serve answers on l until ctx is done.
+// Serve answers on l until ctx is done, with the certificate of this process if it
+// has one. Callers show a token, no certificate.
 func Serve(ctx context.Context, l net.Listener, s Settings) error {
-	return rpc.ServeHTTP(ctx, l, &http.Server{Handler: handler(ctx, s)})
+	return rpc.ServeHTTP(ctx, l, &http.Server{Handler: handler(ctx, s), TLSConfig: rpc.TLS(ctx)})
 }
 
 // handler checks credentials before it reads a message, also for paths that are
@@ -84,7 +93,24 @@ func handler(ctx context.Context, s Settings) http.Handler {
 		func(svc adminv1connect.AdminServiceHandler, options ...connect.HandlerOption) (string, http.Handler) {
 			return adminv1connect.NewAdminServiceHandler(svc, append(options, connect.WithInterceptors(outcomes{}))...)
 		})
-	return guard(s, needs, h.Handler)
+	all := maps.Clone(needs)
+	maps.Copy(all, accountingNeeds)
+	usage := &accounting{}
+	if s.AccountingURL != "" {
+		usage.client = rpc.Client(ctx, s.AccountingURL, accountingv1connect.NewAccountingServiceClient)
+	}
+	a := rpc.Mount[accountingv1connect.AccountingServiceHandler](ctx, usage, accountingv1connect.NewAccountingServiceHandler)
+	calls := http.NewServeMux()
+	calls.Handle(h.Path, h.Handler)
+	calls.Handle(a.Path, a.Handler)
+	guarded := guard(s, all, calls)
+	if !s.Console {
+		return guarded
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/", guarded)
+	mux.Handle(console.Path, console.Handler())
+	return mux
 }
 
 // service implements the calls. They are allowed when they arrive here.
