@@ -27,7 +27,7 @@ func capacityCommand() *cobra.Command {
 	var ttft time.Duration
 	var more int
 	var scale map[string]string
-	var svg string
+	var svg, png string
 	var simulate, chart bool
 	cmd := &cobra.Command{
 		Use:   "capacity [NAMESPACE/WORKERSET…]",
@@ -60,11 +60,17 @@ that are as fast as the observed ones.`,
 		if err != nil {
 			return fmt.Errorf("ask accounting: %w", err)
 		}
-		if svg != "" {
-			if len(answer.GetSets()) != 1 {
-				return usageError{errors.New("--svg draws one worker set: name it")}
+		if (svg != "" || png != "") && len(answer.GetSets()) != 1 {
+			return usageError{errors.New("--svg and --png draw one worker set: name it")}
+		}
+		for _, picture := range []struct {
+			file string
+			draw func(plot.Lines) []byte
+		}{{svg, plot.Lines.SVG}, {png, plot.Lines.PNG}} {
+			if picture.file == "" {
+				continue
 			}
-			if err := os.WriteFile(svg, capacityChart(answer.GetSets()[0], ttft).SVG(), 0o644); err != nil { //nolint:gosec // a picture
+			if err := os.WriteFile(picture.file, picture.draw(capacityChart(answer.GetSets()[0], ttft)), 0o644); err != nil { //nolint:gosec // a picture
 				return fmt.Errorf("write chart: %w", err)
 			}
 		}
@@ -98,6 +104,7 @@ that are as fast as the observed ones.`,
 	fs.StringToStringVar(&scale, "scale", nil, "what if a tenant sent so many times as much: namespace/name=2, - for an open gateway, * for all others")
 	fs.BoolVar(&chart, "chart", false, "draw how the time grows with the load, and who used the workers over time")
 	fs.StringVar(&svg, "svg", "", "file that the curve is drawn to, as SVG")
+	fs.StringVar(&png, "png", "", "file that the curve is drawn to, as PNG")
 	fs.BoolVar(&simulate, "simulate", false, "try it on simulated workers")
 	return cmd
 }

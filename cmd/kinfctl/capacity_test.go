@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"image/png"
 	"os"
 	"path/filepath"
 	"strings"
@@ -74,8 +75,8 @@ Tenant team-a/small  up         Availability  99 % of 24h    -         0        
 
 func TestCapacity(t *testing.T) {
 	url := serveLedger(t, &ledger{})
-	svg := filepath.Join(t.TempDir(), "curve.svg")
-	out, errs, code := kinfctl(t, "capacity", "--accounting", url, "--chart", "--svg", svg)
+	svg, picture := filepath.Join(t.TempDir(), "curve.svg"), filepath.Join(t.TempDir(), "curve.png")
+	out, errs, code := kinfctl(t, "capacity", "--accounting", url, "--chart", "--svg", svg, "--png", picture)
 	for _, want := range []string{"team-a/l40s: 2 workers, bound by memory", "2.61 requests/s", "+161 %", "idle 25.0 %, unexplained 0.1 %", "0.80 s observed, 0.90 s predicted",
 		"team-a/agents", "55.6 %", "TTFT p90 by load", "fits", "Part of the busy time", "3 of 3"} {
 		if !strings.Contains(out, want) {
@@ -87,6 +88,11 @@ func TestCapacity(t *testing.T) {
 	}
 	if raw, err := os.ReadFile(svg); err != nil || !bytes.HasPrefix(bytes.TrimSpace(raw), []byte("<svg")) {
 		t.Errorf("picture: %v, %.40s", err, raw)
+	}
+	if raw, err := os.ReadFile(picture); err != nil {
+		t.Error(err)
+	} else if c, err := png.DecodeConfig(bytes.NewReader(raw)); err != nil || c.Width < 500 || c.Height < 300 {
+		t.Errorf("picture: %v, %v", err, c)
 	}
 	// What if: one worker less still bears it, and a tighter wish is not kept.
 	out, errs, code = kinfctl(t, "capacity", "--accounting", url, "--workers=-1", "--simulate", "--ttft", "4s")

@@ -1,4 +1,4 @@
-// Package plot draws line and bar charts as SVG and as terminal text, and
+// Package plot draws line and bar charts as SVG, PNG and terminal text, and
 // aligned tables as text and Markdown.
 //
 // The benchmarks and the demo use it to show what they measured. Everything is
