@@ -15,8 +15,8 @@ import (
 // defaults, on exact tokens and blocks: a product that is tuned for a fleet may
 // do better. None holds requests in line.
 const (
-	// ConsistentHash picks by a hash of the prompt's first block, and never
-	// looks at load.
+	// ConsistentHash picks by a hash of the prompt's beginning, and never looks
+	// at load.
 	ConsistentHash = "consistenthash"
 	// BoundedHash is ConsistentHash with bounded loads.
 	BoundedHash = "consistenthash-bounded"
@@ -82,7 +82,7 @@ func (p hashPolicy) Name() string {
 
 func (p hashPolicy) Rank(order []int, r *Request, e []Estimate, _ *rand.Rand) {
 	slices.SortStableFunc(order, func(i, j int) int {
-		if c := cmp.Compare(tieHash(r, e[j].c, e[j].Worker), tieHash(r, e[i].c, e[i].Worker)); c != 0 {
+		if c := cmp.Compare(beginning(r, &e[j]), beginning(r, &e[i])); c != 0 {
 			return c
 		}
 		return strings.Compare(e[i].Worker, e[j].Worker)
@@ -104,6 +104,20 @@ func (p hashPolicy) Rank(order []int, r *Request, e []Estimate, _ *rand.Rand) {
 		}
 		return full(i) - full(j)
 	})
+}
+
+// hashTokens is how much of a prompt hashPolicy looks at: a system prompt and
+// the first message, which is what operators hash where all prompts begin alike.
+const hashTokens = 1024
+
+// beginning is the rendezvous hash of a worker and the beginning of the prompt.
+func beginning(r *Request, e *Estimate) kvhash.Hash {
+	hashes, size := promptOf(e)
+	if size > 0 && len(hashes) > 0 {
+		// A block's hash stands for all before it too.
+		hashes = hashes[min(len(hashes), (hashTokens+size-1)/size)-1:]
+	}
+	return TieHash(r.ID, hashes, e.Worker)
 }
 
 // Weights of llm-d's scorers: those of its guide to intelligent inference

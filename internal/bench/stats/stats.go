@@ -48,9 +48,17 @@ type Summary struct {
 	// counts.
 	RPS float64
 	// Hit is the share of prompt tokens that came from a cache.
-	Hit      float64
-	Requests int
-	Failed   int
+	Hit float64
+	// Light50 and Light99 are the TTFT of the light tenants, Jain the fairness
+	// index over all tenants of the mean share of the best possible end-to-end
+	// time (Sample.Alone) that each got; 0 without light tenants.
+	Light50, Light99, Jain float64
+	// Off is the median distance of the predicted TTFT from the observed one in
+	// seconds, OffShare that of the distance over the observed one; 0 without
+	// predictions.
+	Off, OffShare float64
+	Requests      int
+	Failed        int
 	// FirstError is one of the reasons, for people.
 	FirstError string
 }
@@ -65,7 +73,8 @@ func (r *Run) Failure(err error) {
 // Summarise computes a run's metrics over its measured requests.
 func (r Run) Summarise() Summary {
 	s := Summary{FirstError: r.FirstError}
-	var ttft, e2e []float64
+	var ttft, e2e, light, off, share []float64
+	tenants := map[int][]float64{}
 	var prompt, cached, lastSent float64
 	warm := 0.0
 	for _, x := range r.Samples {
@@ -88,6 +97,14 @@ func (r Run) Summarise() Summary {
 			continue
 		}
 		ttft, e2e = append(ttft, x.TTFT), append(e2e, x.E2E)
+		if x.Predicted > 0 {
+			off = append(off, math.Abs(x.Predicted-x.TTFT))
+			share = append(share, math.Abs(x.Predicted-x.TTFT)/x.TTFT)
+		}
+		if x.Tenant > 0 {
+			light = append(light, x.TTFT)
+		}
+		tenants[x.Tenant] = append(tenants[x.Tenant], x.Alone/x.E2E)
 		prompt += float64(x.Prompt)
 		cached += float64(x.Cached)
 	}
@@ -96,6 +113,14 @@ func (r Run) Summarise() Summary {
 	s.TTFT50, s.TTFT90, s.TTFT99 = Quantile(ttft, .5), Quantile(ttft, .9), Quantile(ttft, .99)
 	s.TTFTMean = Mean(ttft)
 	s.E2E50, s.E2E99 = Quantile(e2e, .5), Quantile(e2e, .99)
+	if len(off) > 0 {
+		s.Off, s.OffShare = Median(off), Median(share)
+	}
+	if len(light) > 0 {
+		slices.Sort(light)
+		s.Light50, s.Light99 = Quantile(light, .5), Quantile(light, .99)
+		s.Jain = jain(tenants)
+	}
 	if lastSent > warm {
 		s.RPS = float64(completed) / (lastSent - warm)
 	}
@@ -103,6 +128,18 @@ func (r Run) Summarise() Summary {
 		s.Hit = cached / prompt
 	}
 	return s
+}
+
+// jain is Jain's index of the tenants' means: 1 when all fare alike, 1/n when one
+// has everything.
+func jain(tenants map[int][]float64) float64 {
+	var sum, squares float64
+	for _, v := range tenants {
+		m := Mean(v)
+		sum += m
+		squares += m * m
+	}
+	return sum * sum / (float64(len(tenants)) * squares)
 }
 
 // Average is the mean of each metric over runs; the counts are summed.
@@ -119,6 +156,9 @@ func Average(runs []Summary) Summary {
 		TTFT99: mean(func(s Summary) float64 { return s.TTFT99 }), TTFTMean: mean(func(s Summary) float64 { return s.TTFTMean }),
 		E2E50: mean(func(s Summary) float64 { return s.E2E50 }), E2E99: mean(func(s Summary) float64 { return s.E2E99 }),
 		RPS: mean(func(s Summary) float64 { return s.RPS }), Hit: mean(func(s Summary) float64 { return s.Hit }),
+		Light50: mean(func(s Summary) float64 { return s.Light50 }), Light99: mean(func(s Summary) float64 { return s.Light99 }),
+		Jain: mean(func(s Summary) float64 { return s.Jain }),
+		Off:  mean(func(s Summary) float64 { return s.Off }), OffShare: mean(func(s Summary) float64 { return s.OffShare }),
 	}
 	for _, r := range runs {
 		s.Requests += r.Requests

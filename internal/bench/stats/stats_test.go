@@ -41,6 +41,15 @@ func TestSummarise(t *testing.T) {
 	if got := (Run{}).Summarise(); got.Requests != 0 || got.RPS != 0 || !math.IsNaN(got.TTFT50) {
 		t.Errorf("empty run: %+v", got)
 	}
+	light := Run{Samples: []Sample{
+		{Measured: true, TTFT: 2, E2E: 8, Alone: 4, Predicted: 3},
+		{Measured: true, TTFT: 1, E2E: 4, Alone: 1, Predicted: 1.5, Tenant: 1},
+		{Measured: true, TTFT: 3, E2E: 6, Alone: 1.5, Predicted: 3, Tenant: 2},
+	}}.Summarise()
+	// The tenants' shares are 1/2, 1/4 and 1/4.
+	if light.Light50 != 2 || light.Off != .5 || light.OffShare != .5 || math.Abs(light.Jain-1/(3*.375)) > 1e-12 {
+		t.Errorf("light tenants: %+v", light)
+	}
 	avg := Average([]Summary{{TTFT50: 1, RPS: 2, Requests: 3}, {TTFT50: 3, RPS: 4, Requests: 5, Failed: 1}})
 	if avg.TTFT50 != 2 || avg.RPS != 3 || avg.Requests != 8 || avg.Failed != 1 {
 		t.Errorf("Average = %+v", avg)

@@ -15,6 +15,11 @@ func (s *sim) load(sc workload.Scenario) {
 	if s.o.Wipe {
 		s.wipeAt = sc.Warm + sc.Count/2
 	}
+	for i := range sc.Prefixes + sc.Victims {
+		if s.o.Oracle {
+			s.learn(kvhash.Append(nil, kvhash.Root("", ""), gen.Prefix(i), s.o.Profile.BlockSize))
+		}
+	}
 	loop := gen.Loop()
 	warm := sc.Rate > 0 // past the warm-up, for the victims
 	spent := false

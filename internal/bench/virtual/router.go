@@ -140,7 +140,7 @@ func (s *sim) refresh() {
 		}
 		slices.SortFunc(waiting, func(a, b *call) int { return cmp.Compare(a.sample.Index, b.sample.Index) })
 		for _, c := range waiting {
-			r.scheduler.Refresh(s.clock(), c.id, s.candidates(c))
+			r.scheduler.Refresh(s.clock(), c.id, s.candidates(c), nil)
 		}
 		s.pass(r)
 	}

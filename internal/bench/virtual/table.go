@@ -1,6 +1,7 @@
 package virtual
 
 import (
+	"fmt"
 	"runtime"
 	"sync"
 
@@ -17,25 +18,85 @@ type Cell struct {
 // Mean averages the cell's runs.
 func (c Cell) Mean() stats.Summary { return stats.Average(c.Runs) }
 
-// Table runs every policy on every scenario with every seed. The cells come in
-// that order: scenarios, within them policies.
-func Table(scenarios []workload.Scenario, policies []string, seeds []uint64) ([]Cell, error) {
+// Runner makes tables and remembers what it has run, so that tables may share
+// cells. It is safe for concurrent use.
+type Runner struct {
+	mu   sync.Mutex
+	done map[runKey]stats.Summary
+}
+
+// runKey names a run. A name stands for the whole case: cases are built in, but
+// for the number of streams.
+type runKey struct {
+	name, policy string
+	streams      int
+	seed         uint64
+}
+
+// NewRunner returns a Runner that has run nothing.
+func NewRunner() *Runner { return &Runner{done: map[runKey]stats.Summary{}} }
+
+// Know gives the runner a result from elsewhere, such as an earlier table.
+func (r *Runner) Know(c Case, policy string, seed uint64, s stats.Summary) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.done[keyOf(c, policy, seed)] = s
+}
+
+func keyOf(c Case, policy string, seed uint64) runKey {
+	return runKey{c.Name, policy, c.Scenario.Streams, seed}
+}
+
+func (r *Runner) run(c Case, policy string, seed uint64) (stats.Summary, error) {
+	key := keyOf(c, policy, seed)
+	r.mu.Lock()
+	s, ok := r.done[key]
+	r.mu.Unlock()
+	if ok {
+		return s, nil
+	}
+	run, err := c.Run(policy, seed)
+	if err != nil {
+		return s, fmt.Errorf("%s, %s, seed %d: %w", c.Name, policy, seed, err)
+	}
+	s = run.Summarise()
+	r.mu.Lock()
+	r.done[key] = s
+	r.mu.Unlock()
+	return s, nil
+}
+
+// Cells runs every policy on every case with every seed. They come in that
+// order: cases, within them policies.
+func (r *Runner) Cells(cases []Case, policies []string, seeds []uint64) ([]Cell, error) {
 	var cells []Cell
 	var jobs []func() error
-	for _, sc := range scenarios {
+	for _, c := range cases {
 		for _, p := range policies {
 			at := len(cells)
-			cells = append(cells, Cell{Scenario: sc.Name, Policy: p, Runs: make([]stats.Summary, len(seeds))})
+			cells = append(cells, Cell{Scenario: c.Name, Policy: p, Runs: make([]stats.Summary, len(seeds))})
 			for i, seed := range seeds {
-				jobs = append(jobs, func() error {
-					run, err := Run(sc, Options{Policy: p, Seed: seed})
-					cells[at].Runs[i] = run.Summarise()
+				jobs = append(jobs, func() (err error) {
+					cells[at].Runs[i], err = r.run(c, p, seed)
 					return err
 				})
 			}
 		}
 	}
 	return cells, parallel(jobs)
+}
+
+// Table is Cells of a new Runner for plain scenarios.
+func Table(scenarios []workload.Scenario, policies []string, seeds []uint64) ([]Cell, error) {
+	return NewRunner().Cells(casesOf(scenarios), policies, seeds)
+}
+
+func casesOf(scenarios []workload.Scenario) []Case {
+	var cases []Case
+	for _, sc := range scenarios {
+		cases = append(cases, Case{Name: sc.Name, Title: sc.Title, Scenario: sc})
+	}
+	return cases
 }
 
 // Load is the throughput at one number of streams.
@@ -56,38 +117,35 @@ var SweepStreams = []int{2, 4, 8, 12, 16, 24, 32, 48, 64, 96}
 
 // Sweep finds each policy's peak throughput: the highest rate of completions
 // at any number of streams, each the mean over the seeds.
-func Sweep(scenarios []workload.Scenario, policies []string, streams []int, seeds []uint64) ([]Capacity, error) {
-	var out []Capacity
-	var jobs []func() error
-	var sums [][][]float64
+func (r *Runner) Sweep(scenarios []workload.Scenario, policies []string, streams []int, seeds []uint64) ([]Capacity, error) {
+	var cases []Case
 	for _, sc := range scenarios {
-		for _, p := range policies {
-			at := len(out)
-			out = append(out, Capacity{Scenario: sc.Name, Policy: p})
-			sums = append(sums, make([][]float64, len(streams)))
-			for j, n := range streams {
-				sums[at][j] = make([]float64, len(seeds))
-				for i, seed := range seeds {
-					jobs = append(jobs, func() error {
-						run, err := Run(sc.WithStreams(n), Options{Policy: p, Seed: seed})
-						sums[at][j][i] = run.Summarise().RPS
-						return err
-					})
-				}
-			}
+		for _, n := range streams {
+			cases = append(cases, Case{Name: sc.Name, Title: sc.Title, Scenario: sc.WithStreams(n)})
 		}
 	}
-	if err := parallel(jobs); err != nil {
+	cells, err := r.Cells(cases, policies, seeds)
+	if err != nil {
 		return nil, err
 	}
-	for at := range out {
-		for j, n := range streams {
-			rps := stats.Mean(sums[at][j])
-			out[at].Loads = append(out[at].Loads, Load{n, rps})
-			out[at].Peak = max(out[at].Peak, rps)
+	var out []Capacity
+	for i, sc := range scenarios {
+		for j, p := range policies {
+			c := Capacity{Scenario: sc.Name, Policy: p}
+			for k, n := range streams {
+				rps := cells[(i*len(streams)+k)*len(policies)+j].Mean().RPS
+				c.Loads = append(c.Loads, Load{n, rps})
+				c.Peak = max(c.Peak, rps)
+			}
+			out = append(out, c)
 		}
 	}
 	return out, nil
+}
+
+// Sweep is that of a new Runner.
+func Sweep(scenarios []workload.Scenario, policies []string, streams []int, seeds []uint64) ([]Capacity, error) {
+	return NewRunner().Sweep(scenarios, policies, streams, seeds)
 }
 
 // parallel runs independent jobs on all cores and returns the first error in

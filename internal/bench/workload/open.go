@@ -53,7 +53,7 @@ func (g *Generator) victim(i, tenant int) Conversation {
 	r := g.rand(streamVictim, i+1)
 	var c Conversation
 	if g.Scenario.PrefixTokens > 0 {
-		c.Prefix = g.prefix(g.Scenario.Prefixes + tenant - 1)
+		c.Prefix = g.Prefix(g.Scenario.Prefixes + tenant - 1)
 	}
 	out := g.outputTokens(r)
 	c.Turns = []Turn{{User: g.tokens(r, g.Scenario.FirstTokens), Output: g.tokens(r, out)}}

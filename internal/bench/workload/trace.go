@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 )
 
 // TraceBlock is the number of tokens that one id of a trace stands for.
@@ -114,7 +115,7 @@ func DataDir() string {
 	return filepath.Join("..", "shared", "data")
 }
 
-// Mooncake returns the first limit requests of the Mooncake conversation trace
+// Mooncake returns the first limit requests, or with 0 all, of the Mooncake conversation trace
 // (kvcache-ai/Mooncake, FAST25-release/traces/conversation_trace.jsonl,
 // Apache-2.0) and a sentence that names the source. Where the file is absent
 // the requests are generated with the same statistics and the sentence says so
@@ -123,6 +124,9 @@ func Mooncake(limit int) (requests []TraceRequest, source string, err error) {
 	path := filepath.Join(DataDir(), "traces", "mooncake_conversation_trace.jsonl")
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
+		if limit <= 0 {
+			limit = generated
+		}
 		return GenerateTrace(1, limit), fmt.Sprintf("GENERATED DATA, NOT THE MOONCAKE TRACE: there is no %s; "+
 			"set %s to a folder that holds traces/mooncake_conversation_trace.jsonl", filepath.Base(path), DataEnv), nil
 	}
@@ -140,6 +144,36 @@ func Mooncake(limit int) (requests []TraceRequest, source string, err error) {
 	}
 	return requests, source, nil
 }
+
+// whole is the trace, read once.
+var whole = sync.OnceValues(func() (trace struct {
+	requests []TraceRequest
+	source   string
+}, err error) {
+	trace.requests, trace.source, err = Mooncake(0)
+	return trace, err
+})
+
+// MooncakeWindow returns n requests of the trace (or of what stands for it, see
+// Mooncake) from a place that is drawn from the seed. They begin at time 0.
+func MooncakeWindow(n int, seed uint64) (requests []TraceRequest, source string, err error) {
+	trace, err := whole()
+	if err != nil {
+		return nil, "", err
+	}
+	all := trace.requests
+	n = min(n, len(all))
+	from := rand.New(rand.NewPCG(seed, 0x77696e646f77)).IntN(len(all) - n + 1) // "window"
+	requests = slices.Clone(all[from : from+n])
+	for i := range requests {
+		requests[i].At -= all[from].At
+	}
+	return requests, trace.source, nil
+}
+
+// generated is how many requests stand for the whole trace where it is missing:
+// as many as it has.
+const generated = 12031
 
 // GenerateTrace makes requests with the statistics of the Mooncake
 // conversation trace: all start with one common block, a third continues an

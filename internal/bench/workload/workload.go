@@ -48,6 +48,9 @@ type Scenario struct {
 	// Warm requests fill caches first and are not measured; Count are.
 	Warm, Count int
 
+	// PrefixSpread makes the prefixes' lengths differ from PrefixTokens by up to
+	// this share of it.
+	PrefixSpread float64
 	// Zipf is the exponent of the prefixes' popularity; 0: all alike.
 	Zipf float64
 	// LongShare of the conversations have no shared prefix and a prompt of
@@ -167,7 +170,7 @@ func (g *Generator) Conversation(i int) Conversation {
 	case sc.LongShare > 0 && r.Float64() < sc.LongShare:
 		first = sc.LongTokens
 	case sc.Prefixes > 0:
-		c.Prefix = g.prefix(g.pick(r))
+		c.Prefix = g.Prefix(g.pick(r))
 	}
 	for turn := range max(sc.Turns, 1) {
 		n := first
@@ -201,11 +204,17 @@ func (g *Generator) outputTokens(r *rand.Rand) int {
 	return int(min(max(n, 1), maxOutput*mean))
 }
 
-func (g *Generator) prefix(i int) []uint32 {
+// Prefix is the i-th shared prefix, or beyond Prefixes that of a light tenant. It
+// must not be modified.
+func (g *Generator) Prefix(i int) []uint32 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.prefixes[i] == nil {
-		g.prefixes[i] = g.tokens(g.rand(streamPrefix, i), g.Scenario.PrefixTokens)
+		r, n := g.rand(streamPrefix, i), g.Scenario.PrefixTokens
+		if spread := g.Scenario.PrefixSpread; spread > 0 {
+			n = int(float64(n) * (1 + spread*(2*r.Float64()-1)))
+		}
+		g.prefixes[i] = g.tokens(r, n)
 	}
 	return g.prefixes[i]
 }
