@@ -192,7 +192,7 @@ func (v *server) workerMoved(worker, group string, ejected bool) {
 func (x *exchange) attempt(of *tried, endpoint *routerv1.Endpoint, rest []*routerv1.Endpoint, header http.Header) (beside string) {
 	x.attempts++
 	x.endpoint = endpoint
-	call, err := x.call(endpoint, header)
+	call, err := x.call(of, endpoint, header)
 	if err != nil { // a member that must be an object and is none
 		x.result = proxy.Result{Reason: proxy.Status, Usage: openai.NoUsage, Err: openai.Invalid("", "", "A member of the request has the wrong type: "+err.Error()+".")}
 		return ""
@@ -219,7 +219,7 @@ func (x *exchange) attempt(of *tried, endpoint *routerv1.Endpoint, rest []*route
 }
 
 // call is what an attempt at an endpoint sends.
-func (x *exchange) call(endpoint *routerv1.Endpoint, header http.Header) (*proxy.Call, error) {
+func (x *exchange) call(of *tried, endpoint *routerv1.Endpoint, header http.Header) (*proxy.Call, error) {
 	body, err := x.bodyFor(endpoint)
 	if err != nil {
 		return nil, err
@@ -236,7 +236,7 @@ func (x *exchange) call(endpoint *routerv1.Endpoint, header http.Header) (*proxy
 		URL: strings.TrimRight(endpoint.GetUrl(), "/"), Worker: x.worker(endpoint), Path: x.req.Route.Path(), Header: header, Body: body, Stream: x.req.Stream,
 		Model: openai.AppendString(nil, x.req.Model), HideUsage: x.req.Stream && !x.req.IncludeUsage,
 		HideRunning: x.req.Stream && !x.req.ContinuousUsage, Provider: outside, Choices: x.perPrompt(), Prompts: x.req.Prompts, OnUsage: x.measured.progress,
-		Idle:    x.idleTimeout(),
+		Idle: x.idleTimeout(), Repeat: of.budget.Take,
 		OnFirst: func(sinceSent time.Duration) { x.reports.FirstToken(x.id, sinceSent) },
 	}, nil
 }

@@ -60,7 +60,7 @@ func (h *hedge) run() {
 		x.metrics.hedged(x.server.ctx, x.label, "refused")
 		return
 	}
-	call, err := x.call(h.endpoint, h.header)
+	call, err := x.call(h.of, h.endpoint, h.header)
 	if err != nil { // the first attempt has the same body
 		return
 	}

@@ -93,6 +93,7 @@ var (
 var (
 	errFirstByte = errors.New("no first token in time")
 	errIdle      = errors.New("no further token in time")
+	errRepeat    = errors.New("connection was closed, and the request is not sent again")
 	errLinger    = errors.New("waited for the end of the stream")
 )
 
@@ -137,6 +138,10 @@ type Call struct {
 	OnUsage func(prompt, output int)
 	// OnFirst is called when the first content arrives.
 	OnFirst func(sinceSent time.Duration)
+	// Repeat is asked before a request that met a connection which was just being
+	// closed is sent to the same place again, once; nil: it is. Whether it was read
+	// there nobody knows.
+	Repeat func() bool
 	// Race is with other attempts for the same client; nil: there are none.
 	Race *Race
 	// Provider is set if the call leaves the cluster. URL, Path, Header and Body
@@ -196,8 +201,9 @@ type attempt struct {
 	event  []byte         // memory of an edited event
 	r      Result
 
-	refusal int           // status of a refusal; 0: none
-	after   time.Duration // for which who refused wants to be left alone
+	repeated bool          // the transport sent the request again
+	refusal  int           // status of a refusal; 0: none
+	after    time.Duration // for which who refused wants to be left alone
 
 	// Of a provider.
 	prepared *provider.Request
@@ -238,7 +244,13 @@ func (a *attempt) request() (*http.Request, error) {
 	return (&http.Request{
 		Method: http.MethodPost, URL: target, Host: target.Host, Header: header, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 		Body: io.NopCloser(bytes.NewReader(body)), ContentLength: int64(len(body)),
-		GetBody: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil },
+		GetBody: func() (io.ReadCloser, error) {
+			if a.repeated || a.c.Repeat != nil && !a.c.Repeat() {
+				return nil, errRepeat
+			}
+			a.repeated = true
+			return io.NopCloser(bytes.NewReader(body)), nil
+		},
 	}).WithContext(a.ctx), nil
 }
 
