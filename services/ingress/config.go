@@ -5,8 +5,10 @@ import (
 	"flag"
 	"fmt"
 	"net"
-	"net/url"
 	"time"
+
+	"github.com/kinference/kinference/internal/bus"
+	"github.com/kinference/kinference/internal/rpc"
 )
 
 // Config are the settings of an operator. The zero value of a field means its
@@ -16,7 +18,8 @@ type Config struct {
 	Listen string
 	// Listener is an open port to serve on.
 	Listener net.Listener
-	// RouterURL is where the router is, LimiterURL the limiter.
+	// RouterURL is where the routers are, LimiterURL the limiters, as rpc.Client
+	// takes it.
 	RouterURL, LimiterURL string
 
 	// MaxBody bounds a request body in bytes, MaxBodies all bodies in memory
@@ -56,6 +59,8 @@ type Config struct {
 	// which they wait, of this process alone, and UsageBytes bounds it. UsageSync
 	// is how soon they are safe from a loss of power.
 	NATSURL, UsageDir string
+	// NATS is how to get into it.
+	NATS bus.Access
 	UsageBytes        int64
 	UsageSync         time.Duration
 	// UsageReplicas, UsageMaxAge and UsageStreamBytes are those of the stream,
@@ -109,9 +114,9 @@ type Config struct {
 func (c *Config) Flags(fs *flag.FlagSet) {
 	c.defaults()
 	fs.StringVar(&c.Listen, "listen", c.Listen, "address of the OpenAI endpoint")
-	fs.StringVar(&c.RouterURL, "router-url", c.RouterURL, "URL of the router")
-	fs.StringVar(&c.LimiterURL, "limiter-url", c.LimiterURL, "URL of the limiter; asked only for requests that have limits")
-	fs.StringVar(&c.ClassifierURL, "classifier-url", c.ClassifierURL, "URL of the classifier; asked only where some policy that could apply reads tags")
+	fs.StringVar(&c.RouterURL, "router-url", c.RouterURL, "URLs of the routers, or one of a name with several addresses: one of them is asked, and the next one when it fails")
+	fs.StringVar(&c.LimiterURL, "limiter-url", c.LimiterURL, "URLs of the limiters, likewise; asked only for requests that have limits")
+	fs.StringVar(&c.ClassifierURL, "classifier-url", c.ClassifierURL, "URLs of the classifiers, likewise; asked only where some policy that could apply reads tags")
 	fs.DurationVar(&c.ClassifyTimeout, "classify-timeout", c.ClassifyTimeout, "time for the classifier to tag a short prompt, and 200µs more for each KB; then tags are unknown")
 	fs.IntVar(&c.ClassifyConcurrency, "classify-concurrency", c.ClassifyConcurrency, "prompts that are with the classifier at once; others wait for their turn as long as they have time")
 	fs.IntVar(&c.ClassifyBytes, "classify-bytes", c.ClassifyBytes, "bytes of a prompt that are sent to the classifier; of a longer one tags that were not found are unknown")
@@ -123,6 +128,7 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.IntVar(&c.LimitReplicas, "limit-replicas", c.LimitReplicas, "ingress processes that share a limit while the limiter is away and has not told how many there are")
 	fs.StringVar(&c.LimitSpill, "limit-spill", c.LimitSpill, "file for settlements that do not fit in memory while the limiter is away; empty: they are dropped and counted")
 	fs.StringVar(&c.NATSURL, "nats-url", c.NATSURL, "URLs of NATS for usage events, comma separated; empty: there are no events")
+	c.NATS.Flags(fs)
 	fs.StringVar(&c.UsageDir, "usage-dir", c.UsageDir, "folder of this process alone in which usage events wait for NATS; empty: a temporary one, which nobody reads after the process was killed")
 	fs.Int64Var(&c.UsageBytes, "usage-bytes", c.UsageBytes, "bytes of usage events that may wait; beyond it they are dropped and counted")
 	fs.DurationVar(&c.UsageSync, "usage-sync", c.UsageSync, "time until usage events are safe from a loss of power")
@@ -211,8 +217,8 @@ func or[T comparable](p *T, value T) {
 func (c *Config) Validate() error {
 	var faults []error
 	for name, v := range map[string]string{"router-url": c.RouterURL, "limiter-url": c.LimiterURL, "classifier-url": c.ClassifierURL} {
-		if u, err := url.Parse(v); err != nil || u.Scheme == "" || u.Host == "" {
-			faults = append(faults, fmt.Errorf("%s %q is no URL", name, v))
+		if err := rpc.CheckURLs(v); err != nil {
+			faults = append(faults, fmt.Errorf("%s: %w", name, err))
 		}
 	}
 	for name, v := range map[string]int64{
