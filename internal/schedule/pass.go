@@ -137,6 +137,9 @@ func (s *Scheduler) spoils(x *waiter, p *pair, c *Candidate) bool {
 	if w.pages.total <= 0 || c.BlockSize <= 0 || u <= small*c.BlockSize {
 		return false
 	}
+	for _, y := range s.waiters {
+		s.claim(y)
+	}
 	own := blocks{c.Hashes, 1}
 	room := int(w.view.free) - w.mirror.cached
 	claimed := 0
