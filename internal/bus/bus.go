@@ -59,6 +59,9 @@ func Connect(ctx context.Context, url, name string, opts ...nats.Option) (*Conn,
 		nats.ReconnectWait(200 * time.Millisecond),
 		nats.ReconnectJitter(100*time.Millisecond, 500*time.Millisecond),
 		nats.PingInterval(5 * time.Second),
+		// Credentials are renewed while we run: one that was refused twice is tried
+		// again.
+		nats.IgnoreAuthErrorAbort(),
 		// Little is kept while disconnected: callers retry.
 		nats.ReconnectBufSize(1 << 20),
 		// The default prints to stderr. What matters reaches the callers: failed

@@ -41,6 +41,8 @@ type Config struct {
 	Listener net.Listener
 	// NATSURL is where usage events come from; empty: nowhere.
 	NATSURL string
+	// NATS is how to get into it.
+	NATS bus.Access
 	// Ledger is a postgres:// URL or the path of a SQLite file; empty: a file in
 	// memory's stead that is gone with the process, and made again from the stream.
 	Ledger string
@@ -50,8 +52,8 @@ type Config struct {
 	// RouterURL is where the catalog comes from, which has the objectives; empty:
 	// there are none.
 	RouterURL string
-	// GPUEvery is how often the time of workers is divided among tenants for the
-	// metrics; 0: each minute.
+	// GPUEvery is the length of the spans that the time of workers is divided in among
+	// requests: up to 15 s, or a multiple of that; 0: a minute.
 	GPUEvery time.Duration
 	// Replicas, MaxAge and StreamBytes are those of the stream, where this process
 	// makes it.
@@ -73,6 +75,7 @@ func (s *Service) Flags(fs *flag.FlagSet) {
 	s.defaults()
 	fs.StringVar(&s.Listen, "listen", s.Listen, "address of the RPC port")
 	fs.StringVar(&s.NATSURL, "nats-url", s.NATSURL, "URLs of NATS, comma separated; empty: no events come")
+	s.NATS.Flags(fs)
 	fs.StringVar(&s.Ledger, "ledger", s.Ledger, "where the ledger is: the path of a SQLite file, or a postgres:// URL, which is better given by the environment; empty: a temporary file, made again from the stream at each start")
 	fs.StringVar(&s.RouterURL, "router-url", s.RouterURL, "base URL of the router, whose catalog has the objectives; empty: there are none")
 	fs.DurationVar(&s.Events, "keep-events", s.Events, "how long the ledger keeps events; later ones are not taken any more. Longer than the stream does")
@@ -142,7 +145,7 @@ func (s *Service) Run(ctx context.Context) error {
 	defer led.Close()
 	v := &server{Config: s.Config, log: log, ledger: led, board: objective.NewBoard(), watched: newWatched()}
 	if s.NATSURL != "" {
-		if v.conn, err = bus.Connect(ctx, s.NATSURL, "accounting"); err != nil {
+		if v.conn, err = bus.Connect(ctx, s.NATSURL, "accounting", s.NATS.Options()...); err != nil {
 			return err
 		}
 		defer v.conn.Close()
@@ -161,6 +164,9 @@ func (s *Service) Run(ctx context.Context) error {
 		g.Go(func() error { return v.consume(ctx) })
 		g.Go(func() error { return v.watched.follow(ctx, v.conn) })
 		g.Go(func() error { v.divideTime(ctx); return nil })
+	}
+	if v.counted, err = v.ledger.Seq(ctx); err != nil {
+		return err
 	}
 	if v.RouterURL != "" {
 		g.Go(func() error { v.followCatalog(ctx); return nil })
@@ -205,12 +211,15 @@ type server struct {
 	conn    *bus.Conn
 	metrics metrics
 
-	// counting is held while events go into the ledger and are counted, so that an
-	// objective that is new counts each once: from the ledger or as it comes.
+	// counting is held while the board counts. It has all events up to the number
+	// counted, whoever put them into the ledger.
 	counting sync.Mutex
 	board    *objective.Board
-	known    atomic.Bool // the catalog
-	watched  *watched
+	counted  int64
+
+	known   atomic.Bool // the catalog
+	sets    atomic.Pointer[workerSets]
+	watched *watched
 }
 
 func (v *server) settings() bus.UsageSettings {
@@ -252,15 +261,13 @@ func (v *server) take(ctx context.Context, batch []bus.UsageDelivery) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), takeTime)
 	defer cancel()
-	v.counting.Lock()
-	defer v.counting.Unlock()
 	added, err := v.ledger.Add(ctx, events)
 	if err != nil {
 		v.metrics.failed(ctx)
 		return err
 	}
 	v.metrics.took(ctx, added, invalid, old)
-	v.count(ctx, added.Fresh)
+	v.measure(ctx, added.Fresh)
 	return nil
 }
 
@@ -298,6 +305,9 @@ func (v *server) housekeep(ctx context.Context) {
 	for n := 0; ; n++ {
 		if v.conn != nil && v.conn.Connected() {
 			v.trim(ctx)
+		}
+		if err := v.catchUp(ctx); err != nil && ctx.Err() == nil { // so that an answer has little to read
+			v.log.Debug("objectives do not count", "err", err)
 		}
 		if n%pruneEvery > 0 {
 			select {

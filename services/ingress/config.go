@@ -60,9 +60,9 @@ type Config struct {
 	// is how soon they are safe from a loss of power.
 	NATSURL, UsageDir string
 	// NATS is how to get into it.
-	NATS bus.Access
-	UsageBytes        int64
-	UsageSync         time.Duration
+	NATS       bus.Access
+	UsageBytes int64
+	UsageSync  time.Duration
 	// UsageReplicas, UsageMaxAge and UsageStreamBytes are those of the stream,
 	// where this process makes it.
 	UsageReplicas    int

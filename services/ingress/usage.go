@@ -54,7 +54,7 @@ func (v *server) startMetering(ctx context.Context) (stop func(), err error) {
 		temporary = dir
 		log.Warn("usage events do not survive the death of this process while NATS is away: there is no usage-dir")
 	}
-	conn, err := bus.Connect(ctx, v.NATSURL, "ingress")
+	conn, err := bus.Connect(ctx, v.NATSURL, "ingress", v.NATS.Options()...)
 	if err != nil {
 		return nil, err
 	}

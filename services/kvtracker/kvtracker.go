@@ -45,6 +45,8 @@ type Config struct {
 	Listener net.Listener
 	// NATSURL lists the NATS servers, comma separated.
 	NATSURL string
+	// NATS is how to get into it.
+	NATS bus.Access
 	// RouterURL is where the relay watches the catalog of workers.
 	RouterURL string
 	// ScrapeInterval is how often the relay reads each worker's metrics.
@@ -89,6 +91,7 @@ func (s *Service) Flags(fs *flag.FlagSet) {
 	fs.StringVar((*string)(&s.Mode), "mode", string(ModeTracker), "tracker: answer from the index; relay: read the workers and publish")
 	fs.StringVar(&s.Listen, "listen", defaultListen, "address of the RPC port (tracker)")
 	fs.StringVar(&s.NATSURL, "nats-url", defaultNATSURL, "NATS servers, comma separated")
+	s.NATS.Flags(fs)
 	fs.StringVar(&s.RouterURL, "router-url", defaultRouterURL, "router whose catalog names the workers (relay)")
 	fs.DurationVar(&s.ScrapeInterval, "scrape-interval", defaultScrapeInterval, "time between two reads of a worker's metrics (relay)")
 	fs.BoolVar(&s.StreamFile, "stream-file", false, "keep the stream of KV events on NATS's disk instead of in its memory")
@@ -154,7 +157,7 @@ func (s *Service) Run(ctx context.Context) error {
 	if err := s.Validate(); err != nil {
 		return err
 	}
-	conn, err := bus.Connect(ctx, or(s.NATSURL, defaultNATSURL), "kvtracker-"+string(or(s.Mode, ModeTracker)))
+	conn, err := bus.Connect(ctx, or(s.NATSURL, defaultNATSURL), "kvtracker-"+string(or(s.Mode, ModeTracker)), s.NATS.Options()...)
 	if ctx.Err() != nil {
 		return nil
 	}

@@ -17,6 +17,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kinference/kinference/internal/bus"
+	"github.com/kinference/kinference/internal/rpc"
 	"github.com/kinference/kinference/internal/schedule"
 )
 
@@ -57,12 +59,19 @@ type Config struct {
 	// AdminAudit is the file to which the admin API appends who changed what; empty:
 	// standard error.
 	AdminAudit string
+	// NoConsole leaves out the web page on the admin API's port.
+	NoConsole bool
+	// AccountingURL lists the base URLs of accounting, comma separated, of which the admin
+	// API passes on usage and objectives; empty: it does not.
+	AccountingURL string
 	// KVTrackerURL lists the base URLs of the kvtrackers, shards and replicas alike, comma
 	// separated; empty: route without it.
 	KVTrackerURL string
 	// NATSURL lists NATS servers over which routers tell each other what they do,
 	// comma separated; empty: this one is alone, or goes by the gauges.
 	NATSURL string
+	// NATS is how to get into it.
+	NATS bus.Access
 	// MatchTimeout is how long a decision waits for kvtracker.
 	MatchTimeout time.Duration
 	// ProbeInterval is the time between probes of the workers while
@@ -123,8 +132,11 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.AdminAPIListen, "admin-api-listen", DefaultAdminAPI, "address of the admin API, for kinfctl; empty: none")
 	fs.StringVar(&c.AdminTokens, "admin-tokens", "", "file of tokens that the admin API lets in: a line for each with NAME, ROLE (read or operate) and SHA256")
 	fs.StringVar(&c.AdminAudit, "admin-audit", "", "file to which the admin API appends who changed what; empty: standard error")
+	fs.BoolVar(&c.NoConsole, "no-console", false, "leave out the web page on the admin API's port, /console/")
+	fs.StringVar(&c.AccountingURL, "accounting-url", "", "base URLs of accounting, comma separated, whose usage and objectives the admin API passes on; empty: it does not")
 	fs.StringVar(&c.KVTrackerURL, "kvtracker-url", "", "base URLs of the kvtrackers, shards and replicas alike, comma separated; empty: route by load and own knowledge")
 	fs.StringVar(&c.NATSURL, "nats-url", "", "URLs of NATS over which routers tell each other what they do, comma separated; empty: they see each other in the workers' gauges only")
+	c.NATS.Flags(fs)
 	fs.DurationVar(&c.MatchTimeout, "match-timeout", d.MatchTimeout, "how long a decision waits for kvtracker")
 	fs.DurationVar(&c.ProbeInterval, "probe-interval", d.ProbeInterval, "time between probes of the workers while kvtracker does not say that they are ready")
 	fs.StringVar(&c.Policy, "policy", d.Policy, "scheduling policy: "+strings.Join(schedule.Policies(), ", "))
@@ -164,6 +176,11 @@ func (c *Config) Validate() error {
 		if u, err := url.Parse(raw); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 			faults = append(faults, errors.New("kvtracker-url: want http://host:port, with commas between several"))
 			break
+		}
+	}
+	if c.AccountingURL != "" {
+		if err := rpc.CheckURLs(c.AccountingURL); err != nil {
+			faults = append(faults, fmt.Errorf("accounting-url: %w", err))
 		}
 	}
 	for name, bad := range map[string]bool{

@@ -16,7 +16,7 @@ func (s *server) exchange(ctx context.Context, g *errgroup.Group) error {
 	if s.NATSURL == "" {
 		return nil
 	}
-	conn, err := bus.Connect(ctx, s.NATSURL, "router")
+	conn, err := bus.Connect(ctx, s.NATSURL, "router", s.NATS.Options()...)
 	if err != nil {
 		return fmt.Errorf("nats-url: %w", err)
 	}
