@@ -116,6 +116,18 @@ const (
 
 func (w *worker) inFlight() int { return len(w.waiting) + len(w.running) }
 
+// booked is the number of this router's own requests in flight.
+func (w *worker) booked() (n int) {
+	for _, list := range [][]*entry{w.waiting, w.running} {
+		for _, e := range list {
+			if e.from == "" {
+				n++
+			}
+		}
+	}
+	return n
+}
+
 // worker returns the state for a candidate, creating it when new.
 func (s *Scheduler) worker(c *Candidate) *worker {
 	w := s.workers[c.Worker]
@@ -270,6 +282,7 @@ func (s *Scheduler) reconcile(t, at float64, w *worker, l *Load) {
 	if w.seen(at) || !(known >= 0) {
 		return
 	}
+	s.lost(t, at, known, w)
 	limit := max(at-lostIdle*s.scale, min(at, w.progress)-lostAfter*s.scale)
 	var old []*entry
 	for _, list := range [][]*entry{w.waiting, w.running} {

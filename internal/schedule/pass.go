@@ -107,7 +107,7 @@ func (s *Scheduler) ready(t float64, x *waiter, p *pair, c *Candidate) Hold {
 	if x.rank == 2 && len(s.waiters) > s.deferrable() {
 		return HoldDefer
 	}
-	if w.inFlight() == 0 && t-x.entered > patience {
+	if t-x.entered > patience && w.booked() == 0 {
 		return HoldNone // what is there is not ours, and may never end
 	}
 	if w.queue(t)+v.ahead > horizon {

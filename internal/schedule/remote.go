@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"math"
 	"time"
 
 	"github.com/kinference/kinference/internal/kvhash"
@@ -50,27 +51,203 @@ type Learned struct {
 	Hits  int
 }
 
+// Constants of what routers tell each other.
+const (
+	// maxDeltas bounds what is kept for the next call of Deltas.
+	maxDeltas = 4096
+	// maxTold bounds the hashes of a delta.
+	maxTold = 64
+	// maxRemoteAge is the age in seconds from which what was routed elsewhere is
+	// left to the gauges: told a second late, it is worse than not told at all
+	// (docs/decisions/0010).
+	maxRemoteAge = 0.3
+	// lostRemote is the time in seconds without news of another router's request
+	// after which the gauges decide whether it is still there.
+	lostRemote = 5
+)
+
 // remotes is what goes between this router and others.
-type remotes struct{}
+type remotes struct {
+	asked  bool // somebody fetches the deltas
+	deltas []Delta
+}
 
-func newRemotes() remotes { return remotes{} }
+// tell notes a change of the ledger for the other routers.
+func (s *Scheduler) tell(t float64, e *entry, k DeltaKind) {
+	if !s.asked || e.from != "" {
+		return
+	}
+	if len(s.deltas) >= maxDeltas { // nobody asks any more
+		s.asked, s.deltas = false, nil
+		return
+	}
+	d := Delta{Kind: k, ID: e.id, At: s.time(t)}
+	if k == Routed {
+		told := thin(e.prompt.hashes, maxTold)
+		d.Worker, d.Class, d.Group, d.Whole = e.w.name, e.w.class, e.group, e.whole
+		d.Tokens, d.Cached, d.MaxTokens, d.BlockSize = e.tokens, e.cached, e.maxTokens, e.blockSize
+		d.Hashes, d.Stride = told.hashes, told.stride
+		d.Work, d.TTFT = s.duration(e.work), s.duration(e.ttft)
+	}
+	s.deltas = append(s.deltas, d)
+}
 
-// tell notes a change for the other routers.
-func (s *Scheduler) tell(t float64, e *entry, k DeltaKind) {}
+// Deltas returns what this router did since the last call, oldest first; the
+// first call begins it. At most 4096 are kept: when that many were not fetched,
+// it ends until the next call.
+func (s *Scheduler) Deltas(now time.Time) []Delta {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.clock(now)
+	d := s.deltas
+	s.asked, s.deltas = true, nil
+	return d
+}
 
-// Deltas returns what this router did since the last call, oldest first. At
-// most 4096 are kept: a caller that never asks costs nothing more.
-func (s *Scheduler) Deltas(now time.Time) []Delta { return nil }
+// Remote takes in what another router said at time at, by whose clock the deltas
+// are dated. What was routed more than 0.3 s ago is left to the gauges. Deltas of
+// workers that are not known here, of requests that were left out, and those that
+// make no sense are ignored. from names the router.
+func (s *Scheduler) Remote(now time.Time, from string, at time.Time, d []Delta) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.clock(now)
+	for i := range d {
+		id := from + "\x00" + d[i].ID
+		e := s.entries[id]
+		switch d[i].Kind {
+		case Routed:
+			when := d[i].At
+			if when.IsZero() {
+				when = at
+			}
+			age := now.Sub(when).Seconds() * s.scale
+			if age > maxRemoteAge*s.scale || len(s.entries) >= s.maxInFlight {
+				continue
+			}
+			s.remove(t, e)
+			s.bookRemote(t, t-max(age, 0), id, from, &d[i])
+		case Began:
+			if e != nil && e.first == 0 {
+				s.begin(t, e)
+			}
+		case Ended:
+			s.remove(t, e)
+		}
+	}
+}
 
-// Remote books what another router said at time at. What is older than 0.3 s
-// adds no request in flight: the gauges show those by then. from names the router.
-func (s *Scheduler) Remote(now time.Time, from string, at time.Time, d []Delta) {}
+// bookRemote enters a request that another router has sent to a worker.
+func (s *Scheduler) bookRemote(t, routed float64, id, from string, d *Delta) {
+	w := s.workers[d.Worker]
+	if w == nil || d.Tokens < 0 || d.Work < 0 || len(d.Hashes) > maxTold || d.Stride < 0 || d.Stride&(d.Stride-1) != 0 {
+		return
+	}
+	p := blocks{d.Hashes, max(d.Stride, 1)}
+	if d.BlockSize <= 0 || p.len() > d.Tokens/d.BlockSize {
+		p = blocks{stride: 1}
+	}
+	s.enterLedger(t, &entry{
+		id: id, from: from, group: d.Group, w: w, prompt: p, blockSize: d.BlockSize, tokens: d.Tokens, cached: clampInt(d.Cached, 0, d.Tokens),
+		maxTokens: d.MaxTokens, whole: d.Whole, routed: routed, heard: t, work: d.Work.Seconds() * s.scale,
+		ttft: d.TTFT.Seconds() * s.scale, due: routed + d.TTFT.Seconds()*s.scale,
+	})
+}
 
-// Gone drops all that a router has told: it has stopped.
-func (s *Scheduler) Gone(now time.Time, from string) {}
+// Gone drops what another router has in flight: it has stopped.
+func (s *Scheduler) Gone(now time.Time, from string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.clock(now)
+	for _, e := range s.entries {
+		if e.from == from && from != "" {
+			s.remove(t, e)
+		}
+	}
+}
 
-// Calibration returns what was learned of every worker here, for other routers.
-func (s *Scheduler) Calibration() map[string]Learned { return nil }
+// lost drops requests of other routers that a sample of a worker, taken at time
+// at, shows to be gone: the word of their end did not come.
+func (s *Scheduler) lost(t, at, known float64, w *worker) {
+	n := 0
+	var old *entry
+	for _, list := range [][]*entry{w.waiting, w.running} {
+		for _, e := range list {
+			if e.routed > at {
+				continue
+			}
+			n++
+			if e.from != "" && e.heard < at-lostRemote*s.scale && (old == nil || e.heard < old.heard) {
+				old = e
+			}
+		}
+	}
+	if old == nil || float64(n) <= known {
+		return
+	}
+	s.expired++
+	s.remove(t, old)
+	s.lost(t, at, known, w)
+}
 
-// Learn takes in what another router has learned.
-func (s *Scheduler) Learn(now time.Time, from string, workers map[string]Learned) {}
+// Calibration returns what was learned of every worker, for other routers.
+func (s *Scheduler) Calibration() map[string]Learned {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make(map[string]Learned, len(s.workers))
+	for name, w := range s.workers {
+		if w.samples+w.hits > 0 {
+			out[name] = Learned{Slowness: math.Exp(w.logS), Samples: w.samples, Reuse: 1 - w.waste, Hits: w.hits}
+		}
+	}
+	return out
+}
+
+// Learn takes in what another router has learned. A worker's own figures move
+// towards those by half of the other's share in the samples of both: a router
+// that is new believes the others, and all agree after a while.
+func (s *Scheduler) Learn(now time.Time, from string, workers map[string]Learned) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.clock(now)
+	groups := map[*learned]*mean{}
+	for name, o := range workers {
+		w := s.workers[name]
+		if w == nil || o.Samples < 0 || o.Hits < 0 {
+			continue
+		}
+		if logS := math.Log(o.Slowness); o.Samples > 0 && logS >= math.Log(minS)-1e-9 && logS <= math.Log(maxS)+1e-9 {
+			if w.samples == 0 {
+				w.logS, w.samples, w.sampledSpeed = logS, min(o.Samples, blend), t
+			} else {
+				w.logS += share(o.Samples, w.samples) * (logS - w.logS)
+			}
+			if w.group.samples < warm {
+				if groups[w.group] == nil {
+					groups[w.group] = &mean{}
+				}
+				g := groups[w.group]
+				g.n++
+				g.value += (logS - g.value) / float64(g.n)
+			}
+		}
+		if waste := 1 - o.Reuse; o.Hits > 0 && waste >= 0 && waste <= 1 {
+			w.waste += share(o.Hits, w.hits) * (waste - w.waste)
+			w.hits = max(w.hits, min(o.Hits, warm))
+		}
+		s.changed(w)
+	}
+	for g, m := range groups {
+		g.logS, g.samples = m.value, warm
+	}
+}
+
+// share is how far to go towards the figures of another router.
+func share(theirs, own int) float64 {
+	if own == 0 {
+		return 1
+	}
+	return 0.5 * float64(theirs) / float64(theirs+own)
+}
+
+func clampInt(v, lo, hi int) int { return min(max(v, lo), hi) }

@@ -212,7 +212,6 @@ func New(set Settings) (*Scheduler, error) {
 		k2:          p.Name() == K2,
 		rng:         rand.New(rand.NewPCG(set.Seed, 0x6b696e)),
 		line:        newLine(),
-		remotes:     newRemotes(),
 		ledger:      newLedger(),
 	}
 	return s, nil
@@ -373,7 +372,7 @@ func (s *Scheduler) InFlight(worker string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if w := s.workers[worker]; w != nil {
-		return w.inFlight()
+		return w.booked()
 	}
 	return 0
 }
@@ -397,7 +396,7 @@ func (s *Scheduler) Workers() []Status {
 	defer s.mu.Unlock()
 	out := make([]Status, 0, len(s.workers))
 	for _, w := range s.workers {
-		out = append(out, Status{w.name, w.inFlight(), w.slowness(w.sampledSpeed), w.samples, w.reuse()})
+		out = append(out, Status{w.name, w.booked(), w.slowness(w.sampledSpeed), w.samples, w.reuse()})
 	}
 	return out
 }
