@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
+	"math/big"
 	"strconv"
 	"strings"
 	"time"
@@ -31,9 +33,33 @@ var focusColumns = []string{
 
 // meterRow is one meter of a row of the ledger.
 type meterRow struct {
-	name, text  string
-	tokens      uint64
-	cost, price string
+	name, text         string
+	quantity, unit     string // what was consumed
+	priced, pricedUnit string // in the unit that has the price
+	cost, price        string
+}
+
+// tokensRow is a meter of tokens.
+func tokensRow(name, text string, tokens uint64, cost, price string) meterRow {
+	return meterRow{name, text, positive(tokens), "Tokens", millions(tokens), "1000000 Tokens", cost, price}
+}
+
+// timeRow is a meter of the time of workers.
+func timeRow(text string, seconds float64, cost, price string) meterRow {
+	micros := uint64(math.Round(max(seconds, 0) * 1e6))
+	row := meterRow{"Worker Time", text, "", "Seconds", new(big.Rat).SetFrac64(int64(micros), 3_600_000_000).FloatString(12), "Hours", cost, price}
+	if micros > 0 {
+		row.quantity = millions(micros)
+	}
+	return row
+}
+
+// positive is a number, empty for none.
+func positive(n uint64) string {
+	if n == 0 {
+		return ""
+	}
+	return strconv.FormatUint(n, 10)
 }
 
 // exportFocus writes the rows of a time, a day at a time.
@@ -55,12 +81,18 @@ func exportFocus(ctx context.Context, w io.Writer, client accountingv1connect.Ac
 				accountingv1.Group_GROUP_TENANT, accountingv1.Group_GROUP_ORGANISATION, accountingv1.Group_GROUP_COST_CENTER, accountingv1.Group_GROUP_MODEL,
 				accountingv1.Group_GROUP_BACKEND, accountingv1.Group_GROUP_PRICE_VERSION,
 			},
+			Workers: len(filter.GetTenants())+len(filter.GetOrganisations())+len(filter.GetModels()) == 0,
 		})
 		if err != nil {
 			return err
 		}
 		for _, row := range answer.GetRows() {
 			if err := focusRows(out, row, account, currency); err != nil {
+				return err
+			}
+		}
+		for _, t := range answer.GetWorkers() {
+			if err := focusIdle(out, t, account, currency); err != nil {
 				return err
 			}
 		}
@@ -73,52 +105,96 @@ func exportFocus(ctx context.Context, w io.Writer, client accountingv1connect.Ac
 // focusRows writes a row for each meter that counted something.
 func focusRows(out *csv.Writer, row *accountingv1.Row, account, currency string) error {
 	s := row.GetSums()
-	if s.GetCurrency() != "" {
-		currency = s.GetCurrency()
-	}
-	start := row.GetStart().AsTime()
-	month := time.Date(start.Year(), start.Month(), 1, 0, 0, 0, 0, time.UTC)
 	tags, err := json.Marshal(map[string]string{"cost_center": row.GetCostCenter(), "organisation": row.GetOrganisation(), "model": row.GetModel()})
 	if err != nil {
 		return err
 	}
 	tenant := cmp.Or(row.GetTenant(), "-")
-	resource := row.GetBackend() + "/" + row.GetModel()
+	f := focusRow{
+		start: row.GetStart().AsTime(), account: account, currency: cmp.Or(s.GetCurrency(), currency), tenant: tenant,
+		resource: row.GetBackend() + "/" + row.GetModel(), name: row.GetModel(), kind: "Model", version: row.GetPriceVersion(), tags: string(tags),
+	}
 	for _, m := range []meterRow{
-		{"Input Tokens", "Prompt tokens that were not cached", s.GetInput() - min(s.GetCachedInput(), s.GetInput()), s.GetInputCost(), s.GetInputPrice()},
-		{"Cached Input Tokens", "Prompt tokens from the prefix cache", s.GetCachedInput(), s.GetCachedInputCost(), s.GetCachedInputPrice()},
-		{"Output Tokens", "Generated tokens", s.GetOutput(), s.GetOutputCost(), s.GetOutputPrice()},
+		tokensRow("Input Tokens", "Prompt tokens that were not cached", s.GetInput()-min(s.GetCachedInput(), s.GetInput()), s.GetInputCost(), s.GetInputPrice()),
+		tokensRow("Cached Input Tokens", "Prompt tokens from the prefix cache", s.GetCachedInput(), s.GetCachedInputCost(), s.GetCachedInputPrice()),
+		tokensRow("Output Tokens", "Generated tokens", s.GetOutput(), s.GetOutputCost(), s.GetOutputPrice()),
+		timeRow("Time of workers", s.GetGpuSeconds(), s.GetGpuCost(), s.GetHourlyPrice()),
 	} {
-		if m.tokens == 0 {
-			continue
+		m.text += " of " + row.GetModel() + " for " + tenant
+		if err := f.write(out, m); err != nil {
+			return err
 		}
-		cost := cmp.Or(m.cost, "0")
-		sku := resource + "/" + strings.ToLower(strings.ReplaceAll(m.name, " ", "-"))
-		priceID := ""
-		if row.GetPriceVersion() != "" && m.price != "" {
-			priceID = row.GetPriceVersion() + "/" + strings.ToLower(strings.ReplaceAll(m.name, " ", "-"))
+	}
+	return nil
+}
+
+// focusIdle writes what nobody used of workers that have a price.
+func focusIdle(out *csv.Writer, t *accountingv1.WorkerTime, account, currency string) error {
+	if t.GetPriceVersion() == "" {
+		return nil
+	}
+	f := focusRow{
+		start: t.GetStart().AsTime(), account: account, currency: cmp.Or(t.GetCurrency(), currency),
+		resource: t.GetWorkerSet(), name: t.GetWorkerSet(), kind: "Worker Set", version: t.GetPriceVersion(),
+	}
+	for _, x := range []struct {
+		state string
+		m     meterRow
+	}{
+		{"idle", timeRow("Idle time of workers of "+t.GetWorkerSet(), t.GetIdleSeconds(), t.GetIdleCost(), t.GetHourlyPrice())},
+		{"unexplained", timeRow("Busy time of workers of "+t.GetWorkerSet()+" that no request explains", t.GetOtherSeconds(), t.GetOtherCost(), t.GetHourlyPrice())},
+	} {
+		f.tags = `{"unallocated":"` + x.state + `"}`
+		if err := f.write(out, x.m); err != nil {
+			return err
 		}
-		values := map[string]string{
-			"BilledCost": cost, "EffectiveCost": cost, "ListCost": cost, "ContractedCost": cost,
-			"BillingAccountId": account, "BillingAccountName": account, "BillingCurrency": currency,
-			"BillingPeriodStart": focusTime(month), "BillingPeriodEnd": focusTime(month.AddDate(0, 1, 0)),
-			"ChargePeriodStart": focusTime(start), "ChargePeriodEnd": focusTime(start.Add(time.Hour)),
-			"ChargeCategory": "Usage", "ChargeFrequency": "Usage-Based", "ChargeDescription": m.text + " of " + row.GetModel() + " for " + tenant,
-			"ConsumedQuantity": strconv.FormatUint(m.tokens, 10), "ConsumedUnit": "Tokens", "PricingQuantity": millions(m.tokens), "PricingUnit": "1000000 Tokens",
-			"PricingCategory": "Standard", "ListUnitPrice": m.price, "ContractedUnitPrice": m.price,
-			"InvoiceIssuerName": account, "ProviderName": account, "PublisherName": account,
-			"ResourceId": resource, "ResourceName": row.GetModel(), "ResourceType": "Model",
-			"ServiceCategory": "AI and Machine Learning", "ServiceSubcategory": "Generative AI", "ServiceName": "LLM inference",
-			"SkuId": sku, "SkuMeter": m.name, "SkuPriceId": priceID,
-			"SubAccountId": tenant, "SubAccountName": tenant, "SubAccountType": "Tenant", "Tags": string(tags),
-		}
-		line := make([]string, len(focusColumns))
-		for i, c := range focusColumns {
-			line[i] = values[c]
-		}
-		if err := out.Write(line); err != nil {
-			return fmt.Errorf("write CSV: %w", err)
-		}
+	}
+	return nil
+}
+
+// focusRow is what the rows of several meters have in common.
+type focusRow struct {
+	start                     time.Time
+	account, currency, tenant string // without a tenant it is nobody's
+	resource, name, kind      string
+	version, tags             string
+}
+
+// write writes the row of a meter, if that counted something.
+func (f *focusRow) write(out *csv.Writer, m meterRow) error {
+	if m.quantity == "" {
+		return nil
+	}
+	month := time.Date(f.start.Year(), f.start.Month(), 1, 0, 0, 0, 0, time.UTC)
+	cost := cmp.Or(m.cost, "0")
+	meter := "/" + strings.ToLower(strings.ReplaceAll(m.name, " ", "-"))
+	priceID, sub := "", ""
+	if f.version != "" && m.price != "" {
+		priceID = f.version + meter
+	}
+	if f.tenant != "" {
+		sub = "Tenant"
+	}
+	values := map[string]string{
+		"BilledCost": cost, "EffectiveCost": cost, "ListCost": cost, "ContractedCost": cost,
+		"BillingAccountId": f.account, "BillingAccountName": f.account, "BillingCurrency": f.currency,
+		"BillingPeriodStart": focusTime(month), "BillingPeriodEnd": focusTime(month.AddDate(0, 1, 0)),
+		"ChargePeriodStart": focusTime(f.start), "ChargePeriodEnd": focusTime(f.start.Add(time.Hour)),
+		"ChargeCategory": "Usage", "ChargeFrequency": "Usage-Based", "ChargeDescription": m.text,
+		"ConsumedQuantity": m.quantity, "ConsumedUnit": m.unit, "PricingQuantity": m.priced, "PricingUnit": m.pricedUnit,
+		"PricingCategory": "Standard", "ListUnitPrice": m.price, "ContractedUnitPrice": m.price,
+		"InvoiceIssuerName": f.account, "ProviderName": f.account, "PublisherName": f.account,
+		"ResourceId": f.resource, "ResourceName": f.name, "ResourceType": f.kind,
+		"ServiceCategory": "AI and Machine Learning", "ServiceSubcategory": "Generative AI", "ServiceName": "LLM inference",
+		"SkuId": f.resource + meter, "SkuMeter": m.name, "SkuPriceId": priceID,
+		"SubAccountId": f.tenant, "SubAccountName": f.tenant, "SubAccountType": sub, "Tags": f.tags,
+	}
+	line := make([]string, len(focusColumns))
+	for i, c := range focusColumns {
+		line[i] = values[c]
+	}
+	if err := out.Write(line); err != nil {
+		return fmt.Errorf("write CSV: %w", err)
 	}
 	return nil
 }

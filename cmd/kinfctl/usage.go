@@ -103,19 +103,21 @@ func usageCommand() *cobra.Command {
 	var f usageFlags
 	var by []string
 	var step, form string
+	var workers bool
 	cmd := &cobra.Command{
 		Use:   "usage",
 		Short: "Show what tenants used and what it cost",
 		Long:  "Show what tenants used and what it cost, from the ledger of accounting. Times are UTC; a request counts in the hour in which it ended.",
 		Example: `  kinfctl usage --since 720h --by tenant,model
-  kinfctl usage --from 2026-11-01 --to 2026-12-01 --step day --tenant team-a/support -o csv`,
+  kinfctl usage --from 2026-11-01 --to 2026-12-01 --step day --tenant team-a/support -o csv
+  kinfctl usage --since 720h --workers`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			filter, err := f.filter(time.Now())
 			if err != nil {
 				return err
 			}
-			request := &accountingv1.QueryUsageRequest{Filter: filter}
+			request := &accountingv1.QueryUsageRequest{Filter: filter, Workers: workers}
 			for _, word := range by {
 				g, ok := groups[word]
 				if !ok {
@@ -141,6 +143,9 @@ func usageCommand() *cobra.Command {
 				fmt.Fprintf(cmd.ErrOrStderr(), "%d requests are on their way to the ledger and not in here yet.\n", lag)
 			}
 			table := usageTable(request, answer)
+			if workers && form != "json" && form != "yaml" {
+				table = workersTable(answer.GetWorkers(), step != "")
+			}
 			if form == "csv" {
 				return writeCSV(cmd.OutOrStdout(), table)
 			}
@@ -151,6 +156,7 @@ func usageCommand() *cobra.Command {
 	cmd.Flags().StringSliceVar(&by, "by", []string{"tenant", "model"}, "what has a row of its own: "+strings.Join(words(groups), ", "))
 	cmd.Flags().StringVar(&step, "step", "", "time that a row covers: hour, day or month; empty: all of it")
 	cmd.Flags().StringVarP(&form, "output", "o", "table", "table, json, yaml or csv")
+	cmd.Flags().BoolVar(&workers, "workers", false, "show what the time of workers went to, and what it cost: used by requests, busy with what no request explains, idle")
 	complete(cmd, "by", words(groups)...)
 	complete(cmd, "step", "hour", "day", "month")
 	complete(cmd, "output", "table", "json", "yaml", "csv")
@@ -180,7 +186,7 @@ func usageTable(r *accountingv1.QueryUsageRequest, answer *accountingv1.QueryUsa
 			}
 		}
 	}
-	out := [][]string{append(head, "requests", "failed", "canceled", "input", "cached", "output", "reasoning", "estimated", "unmetered", "cost", "currency")}
+	out := [][]string{append(head, "requests", "failed", "canceled", "input", "cached", "output", "reasoning", "estimated", "unmetered", "gpu s", "cost", "currency")}
 	for _, row := range answer.GetRows() {
 		var line []string
 		if r.GetStep() != 0 {
@@ -197,7 +203,28 @@ func usageTable(r *accountingv1.QueryUsageRequest, answer *accountingv1.QueryUsa
 		for _, n := range []uint64{s.GetRequests(), s.GetFailed(), s.GetCanceled(), s.GetInput(), s.GetCachedInput(), s.GetOutput(), s.GetReasoning(), s.GetEstimated(), s.GetUnmetered()} {
 			line = append(line, strconv.FormatUint(n, 10))
 		}
-		out = append(out, append(line, s.GetCost(), s.GetCurrency()))
+		out = append(out, append(line, wholeSeconds(s.GetGpuSeconds()), s.GetCost(), s.GetCurrency()))
+	}
+	return out
+}
+
+// wholeSeconds has a digit behind the point.
+func wholeSeconds(v float64) string { return strconv.FormatFloat(v, 'f', 1, 64) }
+
+// workersTable tells what the time of workers went to.
+func workersTable(list []*accountingv1.WorkerTime, step bool) [][]string {
+	head := []string{"workers", "used s", "other s", "idle s", "used cost", "other cost", "idle cost", "currency", "hourly price"}
+	if step {
+		head = append([]string{"start"}, head...)
+	}
+	out := [][]string{head}
+	for _, w := range list {
+		line := []string{w.GetWorkerSet(), wholeSeconds(w.GetUsedSeconds()), wholeSeconds(w.GetOtherSeconds()), wholeSeconds(w.GetIdleSeconds()),
+			w.GetUsedCost(), w.GetOtherCost(), w.GetIdleCost(), w.GetCurrency(), w.GetHourlyPrice()}
+		if step {
+			line = append([]string{w.GetStart().AsTime().Format("2006-01-02T15:04Z")}, line...)
+		}
+		out = append(out, line)
 	}
 	return out
 }
@@ -242,7 +269,8 @@ func usageExportCommand() *cobra.Command {
 		Long: `Write usage for other systems to standard output.
 
 focus: a row for each tenant, model, backend, meter, price and hour, with the columns of the FinOps FOCUS
-specification 1.2, as CSV. Ask for whole hours that are over.
+specification 1.2, as CSV. Ask for whole hours that are over. Time of workers that no tenant used (idle, or busy with
+what no request explains) has rows without a sub account, if all tenants and models are asked for.
 events: the usage events themselves, as CloudEvents in JSON, one a line.`,
 		Example: `  kinfctl usage export --format focus --from 2026-11-01 --to 2026-12-01 > november.csv`,
 		Args:    cobra.NoArgs,

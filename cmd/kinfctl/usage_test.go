@@ -29,6 +29,12 @@ type ledger struct {
 func (l *ledger) QueryUsage(_ context.Context, r *accountingv1.QueryUsageRequest) (*accountingv1.QueryUsageResponse, error) {
 	l.asked = append(l.asked, r)
 	out := &accountingv1.QueryUsageResponse{Lag: proto.Uint64(3)}
+	if at := time.Date(2026, 11, 30, 9, 0, 0, 0, time.UTC); r.GetWorkers() && !at.Before(r.GetFilter().GetFrom().AsTime()) && at.Before(r.GetFilter().GetTo().AsTime()) {
+		out.Workers = []*accountingv1.WorkerTime{
+			{Start: timestamppb.New(at), WorkerSet: "team-a/l40s", PriceVersion: "team-a/l40s@01", Currency: "USD", HourlyPrice: "1.1", UsedSeconds: 5400.5, IdleSeconds: 1800, UsedCost: "1.65015277778", OtherCost: "0", IdleCost: "0.55"},
+			{Start: timestamppb.New(at), WorkerSet: "team-a/unpriced", IdleSeconds: 7200},
+		}
+	}
 	for _, row := range l.rows {
 		if at := row.GetStart().AsTime(); !at.Before(r.GetFilter().GetFrom().AsTime()) && at.Before(r.GetFilter().GetTo().AsTime()) || r.GetStep() == 0 {
 			out.Rows = append(out.Rows, row)
@@ -76,7 +82,7 @@ func usageRows() []*accountingv1.Row {
 			Requests: 120, Failed: 1, Canceled: 3, Estimated: 3, Input: 3_000_000, CachedInput: 1_000_000, Output: 123_456, Currency: "EUR", Cost: "8.155384512345",
 			InputCost: "6", CachedInputCost: "0.3", OutputCost: "1.853074560000", InputPrice: "3", CachedInputPrice: "0.3", OutputPrice: "15.01",
 		}},
-		{Start: at(9), Model: "chat", Backend: "team-a/l40s", Sums: &accountingv1.Sums{Requests: 1, Output: 7}},
+		{Start: at(9), Model: "chat", Backend: "team-a/l40s", PriceVersion: "team-a/l40s@01", Sums: &accountingv1.Sums{Requests: 1, Output: 7, GpuSeconds: 5400.5, GpuCost: "1.65015277778", Cost: "1.65015277778", Currency: "USD", HourlyPrice: "1.1"}},
 	}
 }
 
@@ -84,9 +90,9 @@ func TestUsage(t *testing.T) {
 	l := &ledger{rows: usageRows()}
 	url := serveLedger(t, l)
 	out, errs, code := kinfctl(t, "usage", "--accounting", url, "--by", "tenant,model", "--from", "2026-11-01", "--to", "2026-12-01", "--step", "hour", "--tenant", "team-a/support", "--tenant", "-")
-	const want = `START              TENANT          MODEL  REQUESTS  FAILED  CANCELED  INPUT    CACHED   OUTPUT  REASONING  ESTIMATED  UNMETERED  COST            CURRENCY
-2026-11-30T08:00Z  team-a/support  chat   120       1       3         3000000  1000000  123456  0          3          0          8.155384512345  EUR
-2026-11-30T09:00Z  -               chat   1         0       0         0        0        7       0          0          0          -               -
+	const want = `START              TENANT          MODEL  REQUESTS  FAILED  CANCELED  INPUT    CACHED   OUTPUT  REASONING  ESTIMATED  UNMETERED  GPU S   COST            CURRENCY
+2026-11-30T08:00Z  team-a/support  chat   120       1       3         3000000  1000000  123456  0          3          0          0.0     8.155384512345  EUR
+2026-11-30T09:00Z  -               chat   1         0       0         0        0        7       0          0          0          5400.5  1.65015277778   USD
 `
 	if out != want || code != 0 || !strings.Contains(errs, "3 requests are on their way") {
 		t.Errorf("got %d, %s\n%s", code, errs, out)
@@ -94,6 +100,14 @@ func TestUsage(t *testing.T) {
 	asked := l.asked[0]
 	if f := asked.GetFilter(); len(f.GetTenants()) != 2 || !f.GetFrom().AsTime().Equal(time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)) || asked.GetStep() != accountingv1.Step_STEP_HOUR || len(asked.GetGroupBy()) != 2 {
 		t.Errorf("asked %v", asked)
+	}
+	out, _, code = kinfctl(t, "usage", "--accounting", url, "--workers", "--from", "2026-11-01", "--to", "2026-12-01")
+	const workers = `WORKERS          USED S  OTHER S  IDLE S  USED COST      OTHER COST  IDLE COST  CURRENCY  HOURLY PRICE
+team-a/l40s      5400.5  0.0      1800.0  1.65015277778  0           0.55       USD       1.1
+team-a/unpriced  0.0     0.0      7200.0  -              -           -          -         -
+`
+	if out != workers || code != 0 {
+		t.Errorf("workers: %d\n%s", code, out)
 	}
 	out, _, code = kinfctl(t, "usage", "--accounting", url, "-o", "csv")
 	if rows, err := csv.NewReader(strings.NewReader(out)).ReadAll(); err != nil || len(rows) != 3 || rows[0][0] != "tenant" || code != 0 {
@@ -123,7 +137,7 @@ func TestUsageExport(t *testing.T) {
 	url := serveLedger(t, l)
 	out, errs, code := kinfctl(t, "usage", "export", "--accounting", url, "--from", "2026-11-29", "--to", "2026-12-01", "--billing-account", "acme")
 	rows, err := csv.NewReader(strings.NewReader(out)).ReadAll()
-	if err != nil || code != 0 || len(rows) != 5 || len(l.asked) != 2 {
+	if err != nil || code != 0 || len(rows) != 7 || len(l.asked) != 2 {
 		t.Fatalf("got %d, %v, %s, %d questions\n%s", code, err, errs, len(l.asked), out)
 	}
 	var list []map[string]string
@@ -139,6 +153,8 @@ func TestUsageExport(t *testing.T) {
 		{"SkuMeter": "Cached Input Tokens", "ConsumedQuantity": "1000000", "PricingQuantity": "1", "BilledCost": "0.3"},
 		{"SkuMeter": "Output Tokens", "ConsumedQuantity": "123456", "PricingQuantity": "0.123456", "EffectiveCost": "1.853074560000", "BillingCurrency": "EUR"},
 		{"SkuMeter": "Output Tokens", "ConsumedQuantity": "7", "PricingQuantity": "0.000007", "BilledCost": "0", "SubAccountId": "-", "BillingCurrency": "USD", "SkuPriceId": ""},
+		{"SkuMeter": "Worker Time", "ConsumedQuantity": "5400.5", "ConsumedUnit": "Seconds", "PricingQuantity": "1.500138888889", "PricingUnit": "Hours", "ListUnitPrice": "1.1", "BilledCost": "1.65015277778", "SkuPriceId": "team-a/l40s@01/worker-time"},
+		{"SkuMeter": "Worker Time", "ConsumedQuantity": "1800", "PricingQuantity": "0.500000000000", "BilledCost": "0.55", "SubAccountId": "", "ResourceType": "Worker Set", "Tags": `{"unallocated":"idle"}`},
 	} {
 		for name, value := range want {
 			if list[i][name] != value {

@@ -12,7 +12,6 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kinference/kinference/internal/rpc"
-	"github.com/kinference/kinference/internal/schedule"
 	accountingv1 "github.com/kinference/kinference/proto/gen/kinference/accounting/v1"
 	usagev1 "github.com/kinference/kinference/proto/gen/kinference/usage/v1"
 	"github.com/kinference/kinference/services/accounting/internal/capacity"
@@ -39,10 +38,11 @@ var errEnough = errors.New("enough")
 
 // served are the requests of one worker set.
 type served struct {
-	requests []gputime.Request
-	tenants  []string  // of each request
-	ttft     []float64 // of those that had one
-	arrived  int       // in the span
+	requests     []gputime.Request
+	ids, tenants []string      // of each request
+	ttft         []float64     // of those that had one
+	arrived      int           // in the span
+	cost         *usagev1.Cost // of the last one
 }
 
 // Capacity implements the AccountingService.
@@ -80,7 +80,7 @@ func (v *server) Capacity(ctx context.Context, r *accountingv1.CapacityRequest) 
 			continue
 		}
 		if s := requests[set]; s != nil {
-			out.Sets = append(out.Sets, capacityOf(set, states[set], s, from, to, limit.Seconds(), int(r.GetMoreWorkers()), factors))
+			out.Sets = append(out.Sets, capacityOf(set, v.prior(set), states[set], s, from, to, limit.Seconds(), int(r.GetMoreWorkers()), factors))
 		}
 	}
 	if len(out.Sets) == 0 {
@@ -111,6 +111,7 @@ func (v *server) served(ctx context.Context, f ledger.Filter) (map[string]*serve
 				continue
 			}
 			if n++; n > maxCapacityEvents {
+				v.log.Warn("there are more requests than one answer looks at", "requests", maxCapacityEvents)
 				return errEnough
 			}
 			s := out[u.GetWorkerSet()]
@@ -135,7 +136,8 @@ func (v *server) served(ctx context.Context, f ledger.Filter) (map[string]*serve
 			if u.GetReceived().AsTime().After(arrivedFrom) {
 				s.arrived++
 			}
-			s.requests, s.tenants = append(s.requests, request), append(s.tenants, tenantName(u))
+			s.requests, s.ids, s.tenants = append(s.requests, request), append(s.ids, u.GetId()), append(s.tenants, tenantName(u))
+			s.cost = u.GetCost()
 		}
 		return nil
 	})
@@ -153,9 +155,9 @@ func tenantName(u *usagev1.Usage) string {
 }
 
 // capacityOf is what a worker set can bear.
-func capacityOf(set string, o *seen, s *served, from, to, limit float64, more int, factors map[string]float64) *accountingv1.SetCapacity {
+func capacityOf(set string, prior gputime.Weights, o *seen, s *served, from, to, limit float64, more int, factors map[string]float64) *accountingv1.SetCapacity {
 	intervals := gputime.Intervals(o.states, interval, stale)
-	class, fit := capacity.Learn(gputime.Prior(schedule.DefaultSpeeds()[""]), s.requests, o.states, intervals)
+	class, fit := capacity.Learn(prior, s.requests, o.states, intervals)
 	m := &accountingv1.SetCapacity{WorkerSet: set, Workers: uint32(max(o.workers+more, 0)), Rate: 0}
 	w := &class.Weights
 	m.Speed = &accountingv1.LearnedSpeed{

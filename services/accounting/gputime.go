@@ -3,59 +3,85 @@ package accounting
 import (
 	"cmp"
 	"context"
+	"math"
+	"slices"
 	"time"
 
 	"github.com/kinference/kinference/internal/schedule"
+	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/services/accounting/internal/gputime"
 	"github.com/kinference/kinference/services/accounting/internal/ledger"
 )
 
 const (
-	// gpuEvery is how often the time of workers is divided among tenants, and gpuLate
-	// how many times that passes first: what still runs has no event yet.
+	// gpuEvery is the length of the spans that the time of workers is divided in, and
+	// gpuLate how many of them pass first: what still runs has no event yet.
 	gpuEvery = time.Minute
 	gpuLate  = 5
+	// gpuPatience is how many spans a service waits for another one that watched the
+	// workers when it did not itself.
+	gpuPatience = 3 * gpuLate
+	// gpuReach is how far back a service that was away begins: what it watched is gone.
+	gpuReach = 90 * time.Minute
 	// relearn is how often weights are learned, from the hour before.
 	relearn, learnFrom = 10 * time.Minute, time.Hour
 )
 
-// divider divides the time of workers among tenants for the metrics, span after
+// divider divides the time of workers among requests, span after span, for the
+// ledger and the metrics. Of several services that share a ledger one divides each
 // span. Capacity does it anew, and better, for any time that is asked for.
 type divider struct {
 	v       *server
-	after   map[string]float64 // by worker: the last sample that was used
+	every   time.Duration
+	since   time.Time // when the workers were first watched
 	weights map[string]gputime.Weights
 	learned time.Time
 }
 
-// divideTime counts for the metrics until ctx is done.
+// divideTime divides until ctx is done.
 func (v *server) divideTime(ctx context.Context) {
-	every := cmp.Or(v.GPUEvery, gpuEvery)
-	d := &divider{v: v, after: map[string]float64{}, weights: map[string]gputime.Weights{}}
-	from := time.Now()
-	t := time.NewTicker(every)
+	d := &divider{v: v, every: cmp.Or(v.GPUEvery, gpuEvery), since: time.Now(), weights: map[string]gputime.Weights{}}
+	t := time.NewTicker(d.every)
 	defer t.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case now := <-t.C:
-			to := now.Add(-gpuLate * every)
-			if !to.After(from) {
-				continue
-			}
-			if err := d.divide(ctx, from, to); err != nil {
-				if ctx.Err() == nil {
-					v.log.Warn("the time of workers is not divided", "err", err)
+			for more := true; more; {
+				var err error
+				if more, err = d.next(ctx, now); err != nil {
+					if ctx.Err() == nil {
+						v.log.Warn("the time of workers is not divided", "err", err)
+					}
+					break // later
 				}
-				continue // the next span is the longer
 			}
-			from = to
 		}
 	}
 }
 
 func unix(t time.Time) float64 { return float64(t.UnixMicro()) / 1e6 }
+
+// next divides the next span, if it is old enough.
+func (d *divider) next(ctx context.Context, now time.Time) (more bool, err error) {
+	from, err := d.v.ledger.Divided(ctx, now.Truncate(d.every))
+	if err != nil {
+		return false, err
+	}
+	if oldest := now.Add(-gpuReach).Truncate(d.every); from.Before(oldest) {
+		_, _, err := d.v.ledger.Divide(ctx, from, oldest, nil, nil)
+		return err == nil, err
+	}
+	to := from.Truncate(d.every).Add(d.every)
+	if late := now.Sub(to); late < gpuLate*d.every || from.Before(d.since) && late < gpuPatience*d.every {
+		return false, nil
+	}
+	return true, d.divide(ctx, from, to)
+}
+
+// length is that of intervals.
+func (d *divider) length() float64 { return min(interval, d.every.Seconds()) }
 
 func (d *divider) divide(ctx context.Context, from, to time.Time) error {
 	if time.Since(d.learned) > relearn {
@@ -68,35 +94,76 @@ func (d *divider) divide(ctx context.Context, from, to time.Time) error {
 	if err != nil {
 		return err
 	}
-	// The sample before the span is its beginning.
-	for set, o := range d.v.watched.between(unix(from)-60, unix(to)) {
-		var states []gputime.State
-		for _, s := range o.states {
-			if s.At >= d.after[s.Worker] {
-				states = append(states, s)
-			}
-		}
-		for _, s := range states {
-			d.after[s.Worker] = max(d.after[s.Worker], s.At)
-		}
+	const rounding = 1e-3
+	var shares []ledger.Share
+	var times []ledger.WorkerTime
+	var count []func()
+	for set, o := range d.v.watched.between(unix(from)-stale, unix(to)+stale) {
+		intervals := slices.DeleteFunc(gputime.Intervals(o.states, d.length(), stale), func(iv gputime.Interval) bool {
+			return iv.From < unix(from)-rounding || iv.To > unix(to)+rounding
+		})
 		s := requests[set]
 		if s == nil {
 			s = &served{}
 		}
 		w, ok := d.weights[set]
 		if !ok {
-			w = gputime.Prior(schedule.DefaultSpeeds()[""])
+			w = d.v.prior(set)
 		}
-		for _, sp := range gputime.Attribute(w, s.requests, gputime.Intervals(states, interval, stale)) {
-			d.v.metrics.divided(ctx, set, sp, s.tenants)
-		}
+		splits := gputime.Attribute(w, s.requests, intervals)
+		of, t := wholeMicros(s, splits)
+		shares = append(shares, of...)
+		t.WorkerSet = set
+		d.v.price(&t, s)
+		times = append(times, t)
+		count = append(count, func() {
+			for _, sp := range splits {
+				d.v.metrics.divided(ctx, set, sp, s.tenants)
+			}
+		})
 	}
-	for worker, at := range d.after { // of workers that are gone
-		if unix(to)-at > 3600 {
-			delete(d.after, worker)
-		}
+	spent, done, err := d.v.ledger.Divide(ctx, from, to, shares, times)
+	if err != nil || !done {
+		return err
+	}
+	for _, f := range count {
+		f()
+	}
+	for _, s := range spent {
+		d.v.metrics.spentTime(ctx, s)
 	}
 	return nil
+}
+
+// wholeMicros adds up splits by request, in whole µs of which the sum is the time that
+// passed.
+func wholeMicros(s *served, splits []gputime.Split) (shares []ledger.Share, t ledger.WorkerTime) {
+	micros := func(seconds float64) time.Duration { return time.Duration(math.Round(seconds*1e6)) * time.Microsecond }
+	sums := map[int]*gputime.Share{}
+	var order []int
+	wall, other := 0.0, 0.0
+	for _, sp := range splits {
+		wall += sp.To - sp.From
+		other += sp.Other
+		for _, sh := range sp.Shares {
+			if sums[sh.Request] == nil {
+				sums[sh.Request] = &gputime.Share{}
+				order = append(order, sh.Request)
+			}
+			sums[sh.Request].Prefill += sh.Prefill
+			sums[sh.Request].Decode += sh.Decode
+		}
+	}
+	for _, i := range order {
+		share := ledger.Share{ID: s.ids[i], Prefill: micros(sums[i].Prefill), Decode: micros(sums[i].Decode)}
+		if used := share.Prefill + share.Decode; used > 0 {
+			shares = append(shares, share)
+			t.Used += used
+		}
+	}
+	t.Other = micros(other)
+	t.Idle = max(micros(wall)-t.Used-t.Other, 0)
+	return shares, t
 }
 
 func (d *divider) learn(ctx context.Context, to time.Time) error {
@@ -107,8 +174,58 @@ func (d *divider) learn(ctx context.Context, to time.Time) error {
 	}
 	for set, o := range d.v.watched.between(unix(from), unix(to)) {
 		if s := requests[set]; s != nil {
-			d.weights[set], _ = gputime.Calibrate(gputime.Prior(schedule.DefaultSpeeds()[""]), s.requests, gputime.Intervals(o.states, interval, stale))
+			d.weights[set], _ = gputime.Calibrate(d.v.prior(set), s.requests, gputime.Intervals(o.states, interval, stale))
 		}
 	}
 	return nil
+}
+
+// workerSets is what the catalog says of worker sets.
+type workerSets struct {
+	sets   map[string]*routerv1.WorkerSet
+	prices map[string]*routerv1.Price
+}
+
+func workerSetsOf(c *routerv1.Catalog) *workerSets {
+	out := &workerSets{map[string]*routerv1.WorkerSet{}, map[string]*routerv1.Price{}}
+	for _, s := range c.GetWorkerSets() {
+		out.sets[s.GetName()] = s
+	}
+	for _, p := range c.GetPrices() {
+		if p.GetHourly() != "" {
+			out.prices[p.GetBackend()] = p
+		}
+	}
+	return out
+}
+
+// prior are the weights of a worker set before anything was learned: those of its
+// class, with the tokens of its steps.
+func (v *server) prior(set string) gputime.Weights {
+	speeds := schedule.DefaultSpeeds()
+	speed := speeds[""]
+	s := (*routerv1.WorkerSet)(nil)
+	if known := v.sets.Load(); known != nil {
+		s = known.sets[set]
+	}
+	if of, ok := speeds[s.GetAccelerator()]; ok {
+		speed = of
+	}
+	if n := s.GetMaxBatchedTokens(); n > 0 {
+		speed.Chunk = int(n)
+	}
+	return gputime.Prior(speed)
+}
+
+// price writes what the time of a worker set costs now, or did for its last request.
+func (v *server) price(t *ledger.WorkerTime, s *served) {
+	if known := v.sets.Load(); known != nil {
+		if p := known.prices[t.WorkerSet]; p != nil {
+			t.PriceVersion, t.Currency, t.HourlyPrice = p.GetVersion(), p.GetCurrency(), p.GetHourly()
+			return
+		}
+	}
+	if c := s.cost; c.GetHourlyPrice() != "" {
+		t.PriceVersion, t.Currency, t.HourlyPrice = c.GetPriceVersion(), c.GetCurrency(), c.GetHourlyPrice()
+	}
 }

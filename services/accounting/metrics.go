@@ -170,6 +170,13 @@ func (m *metrics) spent(ctx context.Context, u *usagev1.Usage) {
 	}
 }
 
+// spentTime counts what the time of workers cost that an event got.
+func (m *metrics) spentTime(ctx context.Context, s ledger.Spent) {
+	if c := s.Event.GetCost(); s.Cost > 0 && c.GetCurrency() != "" {
+		m.cost.Add(ctx, s.Cost, metric.WithAttributes(attribute.String("tenant", m.tenant(tenantName(s.Event))), attribute.String("currency", c.GetCurrency()), attribute.String("part", "gpu")))
+	}
+}
+
 // judged counts n requests for an objective.
 func (m *metrics) judged(ctx context.Context, o *objective.Objective, good bool, n int64) {
 	result := "bad"

@@ -50,6 +50,7 @@ func (v *server) readCatalogs(ctx context.Context, client routerv1connect.Router
 	defer stream.Close()
 	for stream.Receive() {
 		got = true
+		v.sets.Store(workerSetsOf(stream.Msg().GetCatalog()))
 		if err := v.setObjectives(ctx, stream.Msg().GetCatalog().GetObjectives()); err != nil {
 			return got, err
 		}
@@ -62,6 +63,9 @@ func (v *server) readCatalogs(ctx context.Context, client routerv1connect.Router
 func (v *server) setObjectives(ctx context.Context, list []*routerv1.Objective) error {
 	v.counting.Lock()
 	defer v.counting.Unlock()
+	if err := v.follow(ctx); err != nil {
+		return err
+	}
 	objectives := make([]objective.Objective, 0, len(list))
 	for _, m := range list {
 		percent, err := strconv.ParseFloat(m.GetTarget(), 64)
@@ -84,7 +88,7 @@ func (v *server) setObjectives(ctx context.Context, list []*routerv1.Objective) 
 			v.metrics.judged(ctx, &fresh[i], true, 0)
 			v.metrics.judged(ctx, &fresh[i], false, 0)
 		}
-		err := v.ledger.Export(ctx, ledger.Filter{From: time.Now().Add(-longest)}, func(page []*usagev1.Usage) error {
+		err := v.ledger.Export(ctx, ledger.Filter{From: time.Now().Add(-longest), UpTo: v.counted}, func(page []*usagev1.Usage) error {
 			for _, u := range page {
 				v.board.Count(judged(u), ids)
 			}
@@ -99,11 +103,29 @@ func (v *server) setObjectives(ctx context.Context, list []*routerv1.Objective) 
 	return nil
 }
 
-// count counts events that are new; the caller holds counting.
-func (v *server) count(ctx context.Context, events []*usagev1.Usage) {
+// follow counts events that came to the ledger since; the caller holds counting.
+func (v *server) follow(ctx context.Context) (err error) {
+	if v.board.Empty() {
+		v.counted, err = v.ledger.Seq(ctx)
+		return err
+	}
+	v.counted, err = v.ledger.Follow(ctx, v.counted, func(u *usagev1.Usage) { v.board.Count(judged(u), nil) })
+	return err
+}
+
+// catchUp lets the board have all events.
+func (v *server) catchUp(ctx context.Context) error {
+	v.counting.Lock()
+	defer v.counting.Unlock()
+	return v.follow(ctx)
+}
+
+// measure counts events that this service put into the ledger in its metrics. Those
+// of all services are added up by whoever scrapes them.
+func (v *server) measure(ctx context.Context, events []*usagev1.Usage) {
 	for _, u := range events {
 		v.metrics.spent(ctx, u)
-		for _, j := range v.board.Count(judged(u), nil) {
+		for _, j := range v.board.Judge(judged(u)) {
 			v.metrics.judged(ctx, j.Objective, j.Good, 1)
 		}
 	}
@@ -137,12 +159,15 @@ func given(v *float64) float64 {
 }
 
 // Objectives implements the AccountingService.
-func (v *server) Objectives(_ context.Context, r *accountingv1.ObjectivesRequest) (*accountingv1.ObjectivesResponse, error) {
+func (v *server) Objectives(ctx context.Context, r *accountingv1.ObjectivesRequest) (*accountingv1.ObjectivesResponse, error) {
 	if !v.known.Load() {
 		return nil, rpc.Error(connect.CodeUnavailable, "the catalog is not known: accounting needs router-url, and the router must answer", time.Second)
 	}
 	if len(r.GetOwners()) > maxValues {
 		return nil, invalid("more than %d owners", maxValues)
+	}
+	if err := v.catchUp(ctx); err != nil {
+		return nil, err
 	}
 	out := &accountingv1.ObjectivesResponse{}
 	var list []objective.Objective

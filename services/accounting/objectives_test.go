@@ -2,6 +2,7 @@ package accounting_test
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -125,5 +126,84 @@ func TestObjectives(t *testing.T) {
 	e.shell.Admin().ServeHTTP(page, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	if want := `kinference_objective_requests_total{objective="InferencePool/ns/chat/ttft",otel_scope_name`; !strings.Contains(page.Body.String(), want) || !strings.Contains(page.Body.String(), `result="bad"`) {
 		t.Errorf("no counter in:\n%s", page.Body.String())
+	}
+}
+
+// Two services that share a database divide the events, and answer alike: each counts
+// what the other one took, also for an objective that comes later.
+func TestReplicasAgreeOnObjectives(t *testing.T) {
+	nats, place := testenv.NATS(t), testenv.Postgres(t).URL
+	var routers []*catalogs
+	var both []*env
+	for range 2 {
+		router, url := fakeRouter(t)
+		routers = append(routers, router)
+		both = append(both, start(t, accounting.Config{NATSURL: nats, Ledger: place, RouterURL: url}))
+	}
+	tell := func(list ...*routerv1.Objective) {
+		for _, r := range routers {
+			r.next <- &routerv1.Catalog{Objectives: list}
+		}
+	}
+	id := 0
+	send := func(n int) {
+		var list []bus.UsageMessage
+		for range n {
+			u := event(0)
+			id++
+			u.Id, u.Ended, u.Pool, u.Ttft = fmt.Sprint("r-", id), timestamppb.Now(), "ns/chat", proto.Float64(float64(id%10)/4)
+			list = append(list, bus.UsageMessage{ID: u.GetId(), Subject: bus.UsageSubject("ns/a"), Data: bus.EncodeUsage(nil, u)})
+		}
+		publish(t, nats, list...)
+	}
+	agree := func(objectives int, total, good uint64) {
+		t.Helper()
+		deadline, tick := time.After(30*time.Second), time.NewTicker(10*time.Millisecond)
+		defer tick.Stop()
+		for {
+			var answers []*accountingv1.ObjectivesResponse
+			as := 0
+			for _, e := range both {
+				got, err := e.client.Objectives(t.Context(), &accountingv1.ObjectivesRequest{})
+				if o := got.GetObjectives(); err == nil && len(o) == objectives && o[0].GetTotal() == total && o[0].GetGood() == good {
+					as++
+				}
+				answers = append(answers, got)
+			}
+			if as == 2 {
+				if !proto.Equal(answers[0], answers[1]) {
+					t.Errorf("got %v and %v", answers[0], answers[1])
+				}
+				return
+			}
+			select {
+			case <-tick.C:
+			case <-deadline:
+				t.Fatalf("want %d of %d: %v", good, total, answers)
+			}
+		}
+	}
+	send(400)
+	tell(objectiveOf("TTFT", "90", time.Second))
+	agree(1, 400, 200)
+	for range 10 {
+		send(100)
+	}
+	agree(1, 1400, 700)
+	tell(objectiveOf("Availability", "99", 0), objectiveOf("TTFT", "90", time.Second))
+	agree(2, 1400, 1400)
+	// What was counted for Prometheus is in one of them, and all in both together.
+	sum := 0.0
+	for _, e := range both {
+		for line := range strings.Lines(e.metrics()) {
+			if strings.HasPrefix(line, "kinference_accounting_events_total") && strings.Contains(line, `result="new"`) {
+				var n float64
+				fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &n)
+				sum += n
+			}
+		}
+	}
+	if sum != 1400 {
+		t.Errorf("they took %v events", sum)
 	}
 }

@@ -84,7 +84,30 @@ func (v *server) QueryUsage(ctx context.Context, r *accountingv1.QueryUsageReque
 	if lag, ok := v.lag(ctx); ok {
 		out.Lag = proto.Uint64(lag)
 	}
+	if r.GetWorkers() {
+		times, err := v.ledger.Times(ctx, filter.From, filter.To, q.Step)
+		if err != nil {
+			return nil, err
+		}
+		for i := range times {
+			out.Workers = append(out.Workers, workerTime(&times[i]))
+		}
+	}
 	return out, nil
+}
+
+func workerTime(t *ledger.WorkerTime) *accountingv1.WorkerTime {
+	out := &accountingv1.WorkerTime{
+		WorkerSet: t.WorkerSet, PriceVersion: t.PriceVersion, Currency: t.Currency, HourlyPrice: t.HourlyPrice,
+		UsedSeconds: t.Used.Seconds(), OtherSeconds: t.Other.Seconds(), IdleSeconds: t.Idle.Seconds(),
+	}
+	if used, other, idle, ok := t.Cost(); ok {
+		out.UsedCost, out.OtherCost, out.IdleCost = used.String(), other.String(), idle.String()
+	}
+	if !t.Start.IsZero() {
+		out.Start = timestamppb.New(t.Start)
+	}
+	return out
 }
 
 // lag is how many events are not in the ledger yet; false if nobody can say.
@@ -103,7 +126,8 @@ func row(r *ledger.Row) *accountingv1.Row {
 		Requests: uint64(r.Requests), Failed: uint64(r.Failed), Canceled: uint64(r.Canceled), Refused: uint64(r.Refused),
 		Estimated: uint64(r.Estimated), Unmetered: uint64(r.Unmetered), Recovered: uint64(r.Recovered),
 		Input: uint64(r.Input), CachedInput: uint64(r.Cached), Output: uint64(r.Output), Reasoning: uint64(r.Reasoning), Currency: r.Currency,
-		InputPrice: r.Prices[0], CachedInputPrice: r.Prices[1], OutputPrice: r.Prices[2],
+		InputPrice: r.Prices[0], CachedInputPrice: r.Prices[1], OutputPrice: r.Prices[2], HourlyPrice: r.Prices[3],
+		GpuSeconds: float64(r.GPU) / 1e6,
 	}
 	if r.Currency != "" {
 		s.Cost, s.InputCost, s.CachedInputCost = r.Cost().String(), r.InputCost.String(), r.CachedCost.String()
