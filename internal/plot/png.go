@@ -194,18 +194,18 @@ func dot(c rune, x, y int) bool {
 }
 
 // each calls f for the dots of a text.
-func each(s string, f func(x, y int)) (length int) {
+func each(s string, f func(x, y int)) {
+	at := 0
 	for _, c := range s {
 		for y := range glyphHeight {
 			for x := range glyphWidth {
 				if dot(c, x, y) {
-					f(length+x, y)
+					f(at+x, y)
 				}
 			}
 		}
-		length += advance
+		at += advance
 	}
-	return length
 }
 
 // text writes at a height, size times as large as the smallest; anchor is the part of

@@ -139,20 +139,20 @@ func (l *Ledger) Divided(ctx context.Context, otherwise time.Time) (time.Time, e
 // Of events that are not in the ledger the time is kept for when they come. The
 // shares of one call must have different ids.
 func (l *Ledger) Divide(ctx context.Context, from, to time.Time, shares []Share, times []WorkerTime) (spent []Spent, done bool, err error) {
-	fail := func(err error) ([]Spent, bool, error) { return nil, false, fmt.Errorf("divide time: %w", err) }
+	fail := func(err error) error { return fmt.Errorf("divide time: %w", err) }
 	tx, err := l.db.BeginTx(ctx, nil)
 	if err != nil {
-		return fail(err)
+		return nil, false, fail(err)
 	}
 	defer func() { _ = tx.Rollback() }() // of a transaction that was committed it does nothing
 	r, err := tx.ExecContext(ctx, l.sql(`UPDATE ledger_meta SET value = ? WHERE name = '`+metaDivided+`' AND value = ?`),
 		strconv.FormatInt(to.UnixMicro(), 10), strconv.FormatInt(from.UnixMicro(), 10))
 	if err != nil {
-		return fail(err)
+		return nil, false, fail(err)
 	}
 	if n, err := r.RowsAffected(); err != nil || n == 0 {
 		if err != nil {
-			return fail(err)
+			return nil, false, fail(err)
 		}
 		return nil, false, nil
 	}
@@ -160,11 +160,11 @@ func (l *Ledger) Divide(ctx context.Context, from, to time.Time, shares []Share,
 	for part := range slices.Chunk(shares, atOnce) {
 		events, err := l.lock(ctx, tx, part)
 		if err != nil {
-			return fail(err)
+			return nil, false, fail(err)
 		}
 		now, err := l.addTime(ctx, tx, to, part)
 		if err != nil {
-			return fail(err)
+			return nil, false, fail(err)
 		}
 		for _, s := range part {
 			u := events[s.ID]
@@ -193,7 +193,7 @@ func (l *Ledger) Divide(ctx context.Context, from, to time.Time, shares []Share,
 		changes map[key]*sums
 	}{{hours, hourly}, {days, daily}} {
 		if err := l.apply(ctx, tx, t.table, t.changes); err != nil {
-			return fail(err)
+			return nil, false, fail(err)
 		}
 	}
 	for _, t := range times {
@@ -202,11 +202,11 @@ func (l *Ledger) Divide(ctx context.Context, from, to time.Time, shares []Share,
 			other_us = worker_hour.other_us + excluded.other_us, idle_us = worker_hour.idle_us + excluded.idle_us`),
 			from.Truncate(hours.step).Unix(), t.WorkerSet, t.PriceVersion, t.Currency, t.HourlyPrice, t.Used.Microseconds(), t.Other.Microseconds(), t.Idle.Microseconds())
 		if err != nil {
-			return fail(err)
+			return nil, false, fail(err)
 		}
 	}
 	if err := tx.Commit(); err != nil {
-		return fail(err)
+		return nil, false, fail(err)
 	}
 	return spent, true, nil
 }
