@@ -101,7 +101,8 @@ const (
 // +kubebuilder:validation:XValidation:rule="has(self.secretRef) != has(self.workloadIdentity)",message="give secretRef or workloadIdentity, one of the two"
 type ProviderCredentials struct {
 	// SecretRef names a Secret of the same namespace: with the key apiKey, or
-	// for Bedrock accessKeyId, secretAccessKey and, if need be, sessionToken.
+	// for Bedrock accessKeyId, secretAccessKey and, if need be, sessionToken, or
+	// for Databricks clientId and clientSecret.
 	SecretRef *LocalReference `json:"secretRef,omitempty"`
 	// WorkloadIdentity uses what the platform gives the Pod.
 	WorkloadIdentity *WorkloadIdentity `json:"workloadIdentity,omitempty"`

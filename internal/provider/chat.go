@@ -82,6 +82,8 @@ func (t *Target) prepareChat(out *Request, in *Call, c *Credentials) *openai.Err
 	}
 	out.URL, out.Body = u, text
 	switch {
+	case c.Bearer != "":
+		out.Header.Set("Authorization", "Bearer "+c.Bearer)
 	case c.APIKey == "":
 	case t.Schema == v1alpha1.SchemaAzureOpenAI:
 		out.Header.Set("Api-Key", c.APIKey)

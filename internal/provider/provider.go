@@ -30,6 +30,12 @@ type Target struct {
 type Credentials struct {
 	APIKey                                     string
 	AccessKeyID, SecretAccessKey, SessionToken string
+	// Bearer is a short-lived token in place of an APIKey, for AzureOpenAI and
+	// Databricks.
+	Bearer string
+	// ClientID and ClientSecret are what such a token is got for. They are never
+	// sent with a request.
+	ClientID, ClientSecret string
 }
 
 // String implements fmt.Stringer, so that no credentials get into a text.
@@ -92,7 +98,7 @@ func (t *Target) kind(c *Credentials) kind {
 // asks for something that the provider cannot do.
 //
 // OpenAI, AzureOpenAI, Anthropic and Databricks need Credentials.APIKey, and
-// OpenAICompatible takes one. Bedrock with an APIKey is asked at its door for
+// OpenAICompatible takes one; for AzureOpenAI and Databricks it may be a Bearer. Bedrock with an APIKey is asked at its door for
 // OpenAI's API, and else by Converse, signed with the access key.
 func (t *Target) Prepare(in *Call, c Credentials, now time.Time) (*Request, *openai.Error) {
 	if e := t.credible(&c); e != nil {
@@ -130,16 +136,20 @@ func errCredentials() *openai.Error {
 // credible checks that the credentials are there, and can be sent in a header.
 func (t *Target) credible(c *Credentials) *openai.Error {
 	c.APIKey = strings.TrimSpace(c.APIKey) // files end in a newline
-	for _, s := range []*string{&c.AccessKeyID, &c.SecretAccessKey, &c.SessionToken} {
+	for _, s := range []*string{&c.AccessKeyID, &c.SecretAccessKey, &c.SessionToken, &c.Bearer} {
 		*s = strings.TrimSpace(*s)
 	}
-	for i := range len(c.APIKey) {
-		if b := c.APIKey[i]; b <= ' ' || b >= 0x7f {
-			return errCredentials()
+	for _, s := range []string{c.APIKey, c.Bearer} {
+		for i := range len(s) {
+			if b := s[i]; b <= ' ' || b >= 0x7f {
+				return errCredentials()
+			}
 		}
 	}
 	switch {
 	case c.APIKey != "", t.Schema == v1alpha1.SchemaOpenAICompatible:
+		return nil
+	case c.Bearer != "" && (t.Schema == v1alpha1.SchemaAzureOpenAI || t.Schema == v1alpha1.SchemaDatabricks):
 		return nil
 	case t.Schema == v1alpha1.SchemaBedrock && c.AccessKeyID != "" && c.SecretAccessKey != "":
 		return nil

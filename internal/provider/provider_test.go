@@ -591,3 +591,26 @@ func BenchmarkStream(b *testing.B) {
 		})
 	}
 }
+
+// A short-lived token goes into the bearer's place, also where a key does not.
+func TestBearer(t *testing.T) {
+	for _, schema := range []v1alpha1.ProviderSchema{v1alpha1.SchemaAzureOpenAI, v1alpha1.SchemaDatabricks} {
+		s := fake.New(schema, "m")
+		s.SetToken("token-1")
+		out := provider.Target{Schema: schema, Endpoint: s.URL, Model: "m"}
+		r, e := out.Prepare(callOf(t, false, `"temperature":1`), provider.Credentials{Bearer: "token-1\n", ClientID: "id", ClientSecret: "never sent"}, time.Now())
+		if e != nil {
+			t.Fatal(e)
+		}
+		if resp := post(t, r); resp.StatusCode != http.StatusOK || r.Header.Get("Api-Key") != "" {
+			t.Errorf("%s: %d, refused %v", schema, resp.StatusCode, s.Refused())
+		}
+		s.Close()
+	}
+	for _, schema := range []v1alpha1.ProviderSchema{v1alpha1.SchemaOpenAI, v1alpha1.SchemaAnthropic, v1alpha1.SchemaBedrock} {
+		out := provider.Target{Schema: schema, Region: fake.Region, Model: "m"}
+		if _, e := out.Prepare(callOf(t, false, `"temperature":1`), provider.Credentials{Bearer: "token-1"}, time.Now()); e == nil {
+			t.Errorf("%s takes a token", schema)
+		}
+	}
+}

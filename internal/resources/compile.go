@@ -513,12 +513,6 @@ func (c *compiler) notYet() {
 	if list := c.good[v1alpha1.KindInferenceTenant]; len(list) > 0 && !c.catalog.Guarded {
 		c.once(v1alpha1.KindInferenceTenant, list[0], "", "has no effect: without any GatewayBackend the gateway is open to everybody, who are nobody's tenants")
 	}
-	for _, o := range c.good[v1alpha1.KindInferenceProvider] {
-		p := &o.Object.(*v1alpha1.InferenceProvider).Spec
-		if p.Credentials != nil && p.Credentials.WorkloadIdentity != nil && p.Schema != v1alpha1.SchemaBedrock {
-			o.problem(Warning, "spec.credentials.workloadIdentity", "is not spoken with this schema yet: the provider gets no requests")
-		}
-	}
 }
 
 func byName[T any](list []T, name func(T) string) {

@@ -22,6 +22,7 @@ type leaving struct {
 	secrets *credential.Store
 	api     *credential.Kubernetes // nil: not asked
 	role    credential.Role
+	tokens  credential.Tokens
 }
 
 // startLeaving makes ready what requests to providers need.
@@ -43,6 +44,17 @@ func (l *leaving) secret(ctx context.Context, name string) (provider.Credentials
 		return keys, err
 	}
 	return l.api.Secret(ctx, name)
+}
+
+// podCredentials is what the identity of the Pod is worth at a provider.
+func (v *server) podCredentials(ctx context.Context, p *proxy.Provider) (provider.Credentials, error) {
+	switch p.Target.Schema {
+	case v1alpha1.SchemaAzureOpenAI:
+		return v.leaving.tokens.Azure(ctx, v.proxy.Outside(p.Name), p.Target.Endpoint)
+	case v1alpha1.SchemaDatabricks:
+		return v.leaving.tokens.DatabricksIdentity(ctx, v.proxy.Outside(p.Name), p.Target.Endpoint)
+	}
+	return v.leaving.role.Keys(ctx, p.Target.Region)
 }
 
 // privateNetworks are the blocks of addresses in a list.
@@ -123,11 +135,15 @@ func (x *exchange) providerOf(endpoint *routerv1.Endpoint, body []byte) (*proxy.
 	}
 	switch secret := t.GetSecret(); {
 	case t.GetWorkloadIdentity():
-		p.Credentials = func(ctx context.Context) (provider.Credentials, error) {
-			return x.leaving.role.Keys(ctx, t.GetRegion())
-		}
+		p.Credentials = func(ctx context.Context) (provider.Credentials, error) { return x.podCredentials(ctx, p) }
 	case secret != "":
-		p.Credentials = func(ctx context.Context) (provider.Credentials, error) { return x.leaving.secret(ctx, secret) }
+		p.Credentials = func(ctx context.Context) (provider.Credentials, error) {
+			keys, err := x.leaving.secret(ctx, secret)
+			if err != nil || p.Target.Schema != v1alpha1.SchemaDatabricks || keys.APIKey != "" || keys.ClientID == "" {
+				return keys, err
+			}
+			return x.leaving.tokens.Databricks(ctx, x.proxy.Outside(p.Name), p.Target.Endpoint, keys)
+		}
 	}
 	return p, nil
 }

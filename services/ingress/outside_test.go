@@ -2,10 +2,13 @@ package ingress_test
 
 import (
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/kinference/kinference/api/v1alpha1"
 	"github.com/kinference/kinference/internal/provider/fake"
@@ -83,5 +86,64 @@ func TestNoCredentials(t *testing.T) {
 	})
 	if resp, text := e.post(chatPath, chatRequest(true, "")); resp.StatusCode != http.StatusOK {
 		t.Errorf("%d %s", resp.StatusCode, text)
+	}
+}
+
+// A client of a Secret becomes a token of the workspace, which is used for as long
+// as it holds, and one of its own after the Secret has changed, without a restart.
+func TestDatabricksClient(t *testing.T) {
+	s := fake.New(v1alpha1.SchemaDatabricks, "llama")
+	defer s.Close()
+	s.SetKey("no key is let in")
+	dir := t.TempDir()
+	secret := func(id, text string) {
+		if err := os.MkdirAll(filepath.Join(dir, "ns", "bricks"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		for name, value := range map[string]string{"clientId": id, "clientSecret": text} {
+			if err := os.WriteFile(filepath.Join(dir, "ns", "bricks", name), []byte(value+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	secret("principal", "first")
+	s.SetClient("principal", "first")
+	e := start(t, func(c *ingress.Config, _ *routerv1.Catalog) {
+		c.ProviderCredentials, c.ProviderPrivate = dir, "127.0.0.0/8"
+	}).ready()
+	e.router.set(func(*routerv1.RouteRequest) (*routerv1.RouteResponse, error) {
+		return &routerv1.RouteResponse{Endpoints: []*routerv1.Endpoint{{
+			Worker: "provider ns/bricks", Provider: "ns/bricks", UpstreamModel: "llama", Target: &routerv1.ProviderTarget{Schema: "Databricks", Endpoint: s.URL, Secret: "ns/bricks"},
+		}}}, nil
+	})
+	for range 3 {
+		if resp, text := e.post(chatPath, chatRequest(true, "")); resp.StatusCode != http.StatusOK || !strings.Contains(text, "[DONE]") {
+			t.Fatalf("%d %s; refused %v", resp.StatusCode, text, s.Refused())
+		}
+	}
+	if n := s.Given(); n != 1 {
+		t.Errorf("%d tokens for three requests", n)
+	}
+	if got := s.Seen()[2].Header.Get("Authorization"); got != "Bearer workspace-token-1" {
+		t.Errorf("sent with %q", got)
+	}
+
+	secret("principal", "second")
+	s.SetClient("principal", "second")
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		resp, text := e.post(chatPath, chatRequest(false, ""))
+		if resp.StatusCode == http.StatusOK {
+			break
+		}
+		if resp.StatusCode != http.StatusBadGateway || strings.Contains(text, "second") || strings.Contains(text, fake.Account) {
+			t.Fatalf("%d %s", resp.StatusCode, text)
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the new secret is not used: %v", s.Refused())
+		}
+	}
+	if n := s.Given(); n != 2 {
+		t.Errorf("%d tokens", n)
 	}
 }

@@ -79,6 +79,9 @@ type Server struct {
 
 	mu      sync.Mutex
 	key     string
+	token   string // let in as a bearer beside the key; see SetToken
+	client  [2]string
+	given   int // tokens
 	fault   Fault
 	seen    []Seen
 	refused []string
@@ -133,6 +136,10 @@ func (s *Server) Refused() []string {
 }
 
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	if s.schema == v1alpha1.SchemaDatabricks && r.URL.Path == "/oidc/v1/token" {
+		s.workspaceToken(w, r)
+		return
+	}
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		return
@@ -218,7 +225,7 @@ func (s *Server) check(r *http.Request, key string, body []byte, in map[string]a
 	if !strings.HasPrefix(r.Header.Get("Content-Type"), "application/json") {
 		return http.StatusUnsupportedMediaType, "content type"
 	}
-	bearer := r.Header.Get("Authorization") == "Bearer "+key
+	bearer := r.Header.Get("Authorization") == "Bearer "+key || s.isToken(r)
 	switch s.schema {
 	case v1alpha1.SchemaAnthropic:
 		switch {
@@ -251,6 +258,7 @@ func (s *Server) check(r *http.Request, key string, body []byte, in map[string]a
 			return http.StatusNotFound, "path " + r.URL.Path
 		case r.URL.Query().Get("api-version") == "":
 			return http.StatusNotFound, "api-version"
+		case s.isToken(r) && r.Header.Get("Api-Key") == "":
 		case r.Header.Get("Api-Key") != key:
 			return http.StatusUnauthorized, "api-key"
 		}

@@ -6,7 +6,8 @@
 // kubelet replaces the files when the Secret changes, and each is read anew when it
 // was read more than a second ago. Pods can mount Secrets of their own namespace
 // only; for others [Kubernetes] gets labelled ones by name from the API. [Role] has
-// keys that AWS gives to the identity of the Pod.
+// keys that AWS gives to the identity of the Pod, and [Tokens] the tokens that Azure
+// and Databricks give for it, or for the client of a Secret.
 //
 // With each of them keys rotate without a restart, and one that is gone is not used
 // any more. All are safe for concurrent use. Errors name Secrets and files, never
@@ -88,7 +89,7 @@ func (s *Store) read(secret string) (c provider.Credentials, err error) {
 	}
 	defer root.Close()
 	found := false
-	for key, to := range map[string]*string{"apiKey": &c.APIKey, "accessKeyId": &c.AccessKeyID, "secretAccessKey": &c.SecretAccessKey, "sessionToken": &c.SessionToken} {
+	for key, to := range members(&c) {
 		text, err := readFile(root, filepath.Join(namespace, base, key))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -98,9 +99,17 @@ func (s *Store) read(secret string) (c provider.Credentials, err error) {
 		*to, found = strings.TrimSpace(text), true
 	}
 	if !found {
-		return c, fmt.Errorf("%s has none of apiKey, accessKeyId, secretAccessKey", secret)
+		return c, fmt.Errorf("%s has none of apiKey, accessKeyId, secretAccessKey, clientId", secret)
 	}
 	return c, nil
+}
+
+// members are the keys that a Secret may have.
+func members(c *provider.Credentials) map[string]*string {
+	return map[string]*string{
+		"apiKey": &c.APIKey, "accessKeyId": &c.AccessKeyID, "secretAccessKey": &c.SecretAccessKey, "sessionToken": &c.SessionToken,
+		"clientId": &c.ClientID, "clientSecret": &c.ClientSecret,
+	}
 }
 
 func readFile(root *os.Root, path string) (string, error) {

@@ -154,13 +154,13 @@ func (k *Kubernetes) read(ctx context.Context, secret string) (c provider.Creden
 		return c, true, fmt.Errorf("Secret %s is not labelled %s: \"true\"", secret, Label)
 	}
 	found := false
-	for key, to := range map[string]*string{"apiKey": &c.APIKey, "accessKeyId": &c.AccessKeyID, "secretAccessKey": &c.SecretAccessKey, "sessionToken": &c.SessionToken} {
+	for key, to := range members(&c) {
 		if text := in.Data[key]; len(text) > 0 && len(text) <= maxFile {
 			*to, found = strings.TrimSpace(string(text)), true
 		}
 	}
 	if !found {
-		return c, true, fmt.Errorf("%s has none of apiKey, accessKeyId, secretAccessKey", secret)
+		return c, true, fmt.Errorf("%s has none of apiKey, accessKeyId, secretAccessKey, clientId", secret)
 	}
 	return c, true, nil
 }

@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/kinference/kinference/api/v1alpha1"
 	"github.com/kinference/kinference/internal/plan"
 	"github.com/kinference/kinference/internal/policy"
 	"github.com/kinference/kinference/internal/resources"
@@ -69,53 +68,57 @@ func Endpoints(now time.Time, r Request, states States, providers Providers) []E
 	for i := range r.Model.Targets {
 		t := &r.Model.Targets[i]
 		if t.Provider != nil {
-			e := Endpoint{ID: plan.ProviderID(t.Provider.Provider.Name), Provider: t.Provider, Backend: t.Backend}
-			switch e.Dropped = unsupported(t.Provider.Provider.Spec); {
-			case e.Dropped != "":
-			case excluded(r.Exclude, e.ID, e.ID):
-				e.Dropped = failed
-			default:
-				e.Dropped = providers.Full(t.Provider.Provider)
-			}
-			out = append(out, e)
+			out = append(out, Endpoint{ID: plan.ProviderID(t.Provider.Provider.Name), Provider: t.Provider, Backend: t.Backend})
 			continue
 		}
-		p := t.Profile
-		tokens, limit := r.Tokens(p.ID), p.MaxModelLen
-		for i := range p.Set.Workers {
-			w := &p.Set.Workers[i]
+		for i := range t.Profile.Set.Workers {
+			w := &t.Profile.Set.Workers[i]
 			for rank, id := range w.Ranks {
-				e := Endpoint{ID: id, Rank: rank, Worker: w, Profile: p, Backend: t.Backend}
-				e.State = states.Lookup(now, w.UID, e.ID)
-				e.measure(now, states, r.Model.Windows)
-				most := limit
-				if most == 0 {
-					most = e.State.MaxModelLen(p.UpstreamModel)
-				}
-				switch {
-				case excluded(r.Exclude, e.ID, w.UID):
-					e.Dropped = failed
-				case w.NotReady:
-					e.Dropped = "not ready: its Pod is not"
-				case !e.State.Ready:
-					e.Dropped = e.State.Why
-				case most > 0 && tokens >= most: // there must be room for one token
-					e.Dropped = "its context of " + strconv.Itoa(most) + " tokens is too short"
-					e.TooLong = true
-				}
-				out = append(out, e)
+				out = append(out, Endpoint{ID: id, Rank: rank, Worker: w, Profile: t.Profile, Backend: t.Backend})
 			}
 		}
 	}
+	Update(now, r, out, states, providers)
 	return out
 }
 
-// unsupported says why requests cannot be sent to a provider.
-func unsupported(p *v1alpha1.InferenceProviderSpec) string {
-	if p.Credentials != nil && p.Credentials.WorkloadIdentity != nil && p.Schema != v1alpha1.SchemaBedrock {
-		return "workload identity is not spoken with this schema yet"
+// Update looks at endpoints of the request as they are now: their state, and whether
+// they can take it.
+func Update(now time.Time, r Request, list []Endpoint, states States, providers Providers) {
+	var profile *resources.Profile
+	tokens := 0
+	for i := range list {
+		e := &list[i]
+		e.Dropped, e.TooLong = "", false
+		if e.Provider != nil {
+			if e.Dropped = failed; !excluded(r.Exclude, e.ID, e.ID) {
+				e.Dropped = providers.Full(e.Provider.Provider)
+			}
+			continue
+		}
+		if e.Profile != profile {
+			profile = e.Profile
+			tokens = r.Tokens(profile.ID)
+		}
+		w := e.Worker
+		e.State = states.Lookup(now, w.UID, e.ID)
+		e.measure(now, states, r.Model.Windows)
+		most := profile.MaxModelLen
+		if most == 0 {
+			most = e.State.MaxModelLen(profile.UpstreamModel)
+		}
+		switch {
+		case excluded(r.Exclude, e.ID, w.UID):
+			e.Dropped = failed
+		case w.NotReady:
+			e.Dropped = "not ready: its Pod is not"
+		case !e.State.Ready:
+			e.Dropped = e.State.Why
+		case most > 0 && tokens >= most: // there must be room for one token
+			e.Dropped = "its context of " + strconv.Itoa(most) + " tokens is too short"
+			e.TooLong = true
+		}
 	}
-	return ""
 }
 
 const failed = "failed this request already"
