@@ -30,6 +30,8 @@ type Plan struct {
 	Longest time.Duration
 	// Thresholds are those that policies ask a policy.Memory about.
 	Thresholds []policy.Threshold
+	// Weights are the tenants' shares when workers are short, by name.
+	Weights map[string]float64
 }
 
 // Model is a name that clients may ask for.
@@ -74,7 +76,10 @@ func ProviderName(id string) (string, bool) { return strings.CutPrefix(id, provi
 
 // New prepares a catalog.
 func New(c *resources.Catalog) *Plan {
-	p := &Plan{Models: make(map[string]*Model, len(c.Models)), Pools: map[string]map[string]*Model{}}
+	p := &Plan{Models: make(map[string]*Model, len(c.Models)), Pools: map[string]map[string]*Model{}, Weights: make(map[string]float64, len(c.Tenants))}
+	for _, t := range c.Tenants {
+		p.Weights[t.Name] = float64(max(1, t.Spec.Weight))
+	}
 	for _, b := range c.Backends {
 		if b.Pool != nil {
 			p.Pools[b.Pool.Name] = map[string]*Model{}

@@ -140,7 +140,7 @@ type stage struct {
 }
 
 // standard is what happens where no rule matches.
-var standard = &route{objective: v1alpha1.ObjectiveTTFT, stages: []stage{{minimize: v1alpha1.MinimizePredictedTTFT}}, onEmpty: v1alpha1.OnEmptyReject}
+var standard = &route{objective: v1alpha1.ObjectiveBalanced, stages: []stage{{minimize: v1alpha1.MinimizePredictedTTFT}}, onEmpty: v1alpha1.OnEmptyReject}
 
 // Compile checks a policy and makes it ready for evaluation. The result is nil
 // if one of the faults is no warning. Every check is made offline, at admission
@@ -413,7 +413,7 @@ func (c *compiler) list(field string, names []string) {
 }
 
 func (c *compiler) route(f string, r *v1alpha1.RouteAction) *route {
-	out := &route{objective: v1alpha1.ObjectiveTTFT, onEmpty: v1alpha1.OnEmptyReject, retry: r.Retry}
+	out := &route{objective: standard.objective, onEmpty: v1alpha1.OnEmptyReject, retry: r.Retry}
 	oneOf(c, f+".objective", r.Objective, v1alpha1.ObjectiveTTFT, v1alpha1.ObjectiveBalanced, v1alpha1.ObjectiveThroughput)
 	oneOf(c, f+".onEmpty", r.OnEmpty, v1alpha1.OnEmptyReject, v1alpha1.OnEmptyContinue, v1alpha1.OnEmptyQueue)
 	if r.Objective != "" {

@@ -330,8 +330,19 @@ func (s *Set) Evaluate(r *Request, f *Fleet) Decision {
 	return d
 }
 
+// Objective is that of the first rule that routes a request: what the order of those
+// that wait goes by, before endpoints are looked at.
+func (s *Set) Objective(r *Request) v1alpha1.RouteObjective {
+	for _, x := range s.live {
+		if x.route != nil && x.matchesRequest(r) {
+			return x.route.objective
+		}
+	}
+	return standard.objective
+}
+
 func evaluate(rules []*rule, r *Request, f *Fleet) Decision {
-	d := Decision{Verdicts: make([]Verdict, len(f.Endpoints)), Objective: v1alpha1.ObjectiveTTFT}
+	d := Decision{Verdicts: make([]Verdict, len(f.Endpoints)), Objective: standard.objective}
 	for _, x := range rules {
 		if !x.matchesRequest(r) {
 			continue

@@ -214,7 +214,7 @@ func (r *Replayer) endpoints(m *plan.Model, d *adminv1.Decision, q *policy.Reque
 			}
 			e.predicted = schedule.Predicted{
 				Worker: c.Worker, TTFT: e.TTFT.Seconds() * cmp.Or(d.TimeScale, 1), Cached: int(c.CachedTokens), InFlight: int(c.InFlight),
-				Others: c.Others, Work: c.Work, Recent: c.RecentWork, Tie: int(c.Tie),
+				Others: c.Others, Work: c.Work, Recent: c.RecentWork, J: c.Score, Tie: int(c.Tie),
 			}
 		}
 		if t.Provider != nil {
@@ -341,12 +341,12 @@ func ranking(d *adminv1.Decision, list []endpoint, lacks *[NumLacks]bool) func([
 		return nil
 	case d.Format < 1:
 		workers = func(order []int) { rankOld(order, list, d.Chosen) }
-	case d.Policy == schedule.PredictedTTFT:
+	case schedule.Rank(d.Policy, nil, nil):
 		predicted := make([]schedule.Predicted, len(list))
 		for i := range list {
 			predicted[i] = list[i].predicted
 		}
-		workers = func(order []int) { schedule.RankPredicted(order, predicted) }
+		workers = func(order []int) { schedule.Rank(d.Policy, order, predicted) }
 	default: // the others are random, or have a memory: what was ranked stays so
 		lacks[Unranked] = true
 		workers = func(order []int) {

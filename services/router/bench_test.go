@@ -74,6 +74,7 @@ func BenchmarkRoute(b *testing.B) {
 			s := &server{Config: (&Config{}).withDefaults(), log: slog.New(slog.DiscardHandler), scheduler: scheduler, affinity: &affinity.Table{},
 				decisions: decisions.New(2048), catalog: catalog.NewPublisher(), tracker: &stub{&kvtrackerv1.MatchResponse{Results: []*kvtrackerv1.MatchResult{result}}}}
 			s.fleet, s.tokens = fleet.New(nil), &parity.Tokens{}
+			s.line = s.follow(b.Context())
 			s.cached = parity.NewCached(parity.Settings{Why: s.whyBlind, Changed: s.cachedChanged, Compared: s.cachedCompared})
 			s.fleet.Update(time.Now().Add(time.Hour), listing) // fresh for the whole run
 			if s.metrics, err = newMetrics(noop.NewMeterProvider().Meter(""), s); err != nil {

@@ -86,6 +86,10 @@ type Config struct {
 	TimeScale float64
 	// Lease is how long a request counts as in flight without any report.
 	Lease time.Duration
+	// MaxWaiting bounds the requests that wait for a worker, MaxWait how long one may,
+	// by what is predicted and by what comes about; negative: as long as it takes.
+	MaxWaiting int
+	MaxWait    time.Duration
 	// DecisionLog is the number of decisions that can be explained.
 	DecisionLog int
 }
@@ -103,6 +107,8 @@ func (c *Config) withDefaults() Config {
 	d.Policy = def(d.Policy, schedule.PredictedTTFT)
 	d.TimeScale = def(d.TimeScale, 1)
 	d.Lease = def(d.Lease, 30*time.Minute)
+	d.MaxWaiting = def(d.MaxWaiting, 4096)
+	d.MaxWait = max(0, def(d.MaxWait, 2*time.Minute))
 	d.DecisionLog = def(d.DecisionLog, 2048)
 	return d
 }
@@ -143,6 +149,8 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.Uint64Var(&c.Seed, "seed", 0, "seed of the random policies")
 	fs.Float64Var(&c.TimeScale, "time-scale", d.TimeScale, "how many times faster than real hardware the workers run; for simulated fleets only")
 	fs.DurationVar(&c.Lease, "lease", d.Lease, "how long a request counts as in flight without any report")
+	fs.IntVar(&c.MaxWaiting, "max-waiting", d.MaxWaiting, "most requests that wait for a worker in the router")
+	fs.DurationVar(&c.MaxWait, "max-wait", d.MaxWait, "how long a request may wait for a worker in the router, by what is predicted and by what comes about; negative: as long as it takes")
 	fs.IntVar(&c.DecisionLog, "decision-log", d.DecisionLog, "number of decisions that can be explained")
 }
 
@@ -185,7 +193,7 @@ func (c *Config) Validate() error {
 	}
 	for name, bad := range map[string]bool{
 		"match-timeout": c.MatchTimeout < 0, "probe-interval": c.ProbeInterval < 0, "time-scale": c.TimeScale < 0,
-		"lease": c.Lease < 0, "decision-log": c.DecisionLog < 0,
+		"lease": c.Lease < 0, "max-waiting": c.MaxWaiting < 0, "decision-log": c.DecisionLog < 0,
 	} {
 		if bad {
 			faults = append(faults, fmt.Errorf("%s: must not be negative", name))

@@ -19,6 +19,7 @@ import (
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/services/router/internal/catalog"
 	"github.com/kinference/kinference/services/router/internal/evaluate"
+	"github.com/kinference/kinference/services/router/internal/line"
 )
 
 // prompt is one routerv1.Prompt with its hashes as kvhash has them.
@@ -37,45 +38,21 @@ func (s *server) Route(ctx context.Context, req *routerv1.RouteRequest) (*router
 }
 
 func (s *server) route(ctx context.Context, req *routerv1.RouteRequest) (*routerv1.RouteResponse, string, error) {
-	version, _ := s.catalog.Current()
-	if version == nil {
-		return nil, "no_catalog", rpc.Error(connect.CodeUnavailable, "the resources are not loaded yet", retryDelay)
-	}
-	model := version.Plan.Model(req.Pool, req.Model)
-	if model == nil {
-		return nil, "unknown_model", rpc.Error(connect.CodeNotFound, "the model does not exist", 0)
-	}
-	if len(req.Prompts) > maxPrompts {
-		return nil, "invalid", rpc.Error(connect.CodeInvalidArgument, "too many prompts", 0)
-	}
-	attributes, err := requestOf(req)
+	x, outcome, err := s.newRouting(ctx, req)
 	if err != nil {
-		return nil, "invalid", rpc.Error(connect.CodeInvalidArgument, err.Error(), 0)
+		return nil, outcome, err
 	}
-	x := &routing{server: s, ctx: ctx, req: req, version: version, model: model, attributes: attributes, prompts: convert(req.Prompts)}
-	if x.attributes.PromptTokens = tokensOf(x.prompts, ""); len(x.prompts) == 0 {
-		x.attributes.PromptTokens = int(min(req.GetAttributes().GetEstimatedTokens(), 1<<30))
-	}
-	x.decide()
-	if x.verdict.Action == policy.Queue {
-		x.queued = x.at
-		// The catalog may change meanwhile; the request waits under the one that
-		// it came with.
-		if !s.queue.Wait(ctx, x.model.Pool.Name+" "+req.Model, x.verdict.Wait, func() bool { x.decide(); return x.verdict.Action != policy.Queue }) && ctx.Err() == nil {
-			x.record()
-			return nil, "queue_timeout", rpc.Error(connect.CodeResourceExhausted, "no endpoint was free in time", retryDelay)
-		}
-	}
-	if ctx.Err() != nil { // nobody would report what is booked now
-		s.scheduler.Done(s.now(), req.RequestId, schedule.Outcome{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1})
-		s.providers.Done(req.RequestId)
-		return nil, "canceled", ctx.Err()
+	if outcome, err := x.wait(); err != nil {
+		return nil, outcome, err
 	}
 	x.record()
 	switch x.verdict.Action {
 	case policy.Reject:
 		return nil, "rejected", x.rejected()
 	case policy.Saturated:
+		if x.refusal != nil {
+			return nil, "queue_" + x.refusal.Reason, rpc.Error(connect.CodeResourceExhausted, "too many requests wait for the model", x.refusal.RetryAfter)
+		}
 		return nil, "saturated", rpc.Error(connect.CodeResourceExhausted, "every endpoint that may serve the request is too busy", retryDelay)
 	case policy.Unavailable:
 		return x.nowhere()
@@ -89,7 +66,7 @@ func (s *server) newRouting(ctx context.Context, req *routerv1.RouteRequest) (x 
 	if version == nil {
 		return nil, "no_catalog", rpc.Error(connect.CodeUnavailable, "the resources are not loaded yet", retryDelay)
 	}
-	model := version.Plan.Models[req.Model]
+	model := version.Plan.Model(req.Pool, req.Model)
 	if model == nil {
 		return nil, "unknown_model", rpc.Error(connect.CodeNotFound, "the model does not exist", 0)
 	}
@@ -120,15 +97,14 @@ type routing struct {
 
 	// dry: nothing is booked, counted or recorded.
 	dry bool
-	// queued is when the request began to wait; zero if it did not.
-	queued time.Time
+	// refusal is why the line did not let it wait, or not any longer; nil if it did.
+	refusal *line.Refusal
 
-	at        time.Time
-	endpoints []evaluate.Endpoint // workers that could serve first
-	live      int                 // how many of them: the scheduler's candidates
-	seen      []policy.Endpoint   // the endpoints as policies see them
-	decision  schedule.Decision
-	verdict   policy.Decision
+	// While the request waits these belong to the line.
+	*outlook
+	dispatch schedule.Dispatch
+	decision schedule.Decision
+	verdict  policy.Decision
 }
 
 // requestOf is what policies see of a request.
@@ -150,65 +126,6 @@ func requestOf(req *routerv1.RouteRequest) (policy.Request, error) {
 	return out, nil
 }
 
-// decide looks at the fleet, evaluates the policies and books the choice.
-func (x *routing) decide() {
-	x.at = x.now()
-	all := evaluate.Endpoints(x.at, evaluate.Request{
-		Model: x.model, Exclude: x.req.Exclude,
-		Tokens: func(profile string) int {
-			if p := x.prompts[profile]; p != nil && p.Approximate {
-				return 0 // an estimate is no reason to refuse
-			}
-			return longestOf(x.prompts, profile)
-		},
-	}, x.fleet, &x.providers)
-	x.endpoints, x.live = workersFirst(all)
-	found := x.match(x.ctx, x.prompts, x.endpoints[:x.live])
-	if x.ctx.Err() != nil {
-		return
-	}
-	x.at = x.now()
-	output := plan.Output(x.attributes.MaxTokens)
-	x.seen = x.candidates()
-	fleet := &policy.Fleet{Endpoints: x.seen}
-	id := x.req.RequestId
-	if x.dry { // a request that has this id must stay booked
-		id = ""
-	}
-	x.decision = x.scheduler.DecideBy(x.at, schedule.Request{
-		ID: id, Tenant: x.req.Tenant, Model: x.req.Model, Connection: x.req.Connection, MaxTokens: x.attributes.MaxTokens, Whole: x.req.Whole,
-	}, candidates(x.at, x.endpoints[:x.live], x.prompts, found), func(e []schedule.Estimate, rank func([]int)) ([]int, bool) {
-		for i := range e {
-			fleet.Endpoints[i].TTFT, fleet.Endpoints[i].E2E = e[i].TTFT, e[i].TTFT+time.Duration(output)*e[i].ITL
-			fleet.Endpoints[i].Cost = plan.WorkerCost(x.endpoints[i].Profile.Set, e[i].Work, e[i].ITL, e[i].Load.Running, output)
-		}
-		fleet.Rank = func(order []int) { plan.Rank(order, fleet.Endpoints, rank) }
-		x.verdict = x.model.Policies.Evaluate(&x.attributes, fleet)
-		known, first := x.workers(x.verdict.Order)
-		return known, first && !x.dry
-	})
-	if x.verdict.Action != policy.Route || x.dry {
-		return
-	}
-	chosen := &x.endpoints[x.verdict.Order[0]]
-	if chosen.Provider != nil {
-		x.providers.Book(x.at, x.req.RequestId, chosen.Provider.Provider.Name)
-		return
-	}
-	x.providers.Done(x.req.RequestId) // it may have been at one before
-	estimate := &x.decision.Estimates[x.verdict.Order[0]]
-	if p := x.prompts[chosen.Profile.ID]; p != nil {
-		x.affinity.Record(x.at, chosen.ID, p.hashes)
-		for i := range p.others {
-			x.affinity.Record(x.at, chosen.ID, p.others[i].hashes)
-		}
-		if promise, ok := found.promise(x.at, p, chosen.ID, estimate); ok {
-			x.cached.Promised(x.req.RequestId, promise)
-		}
-	}
-	x.metrics.chosen(x.ctx, x.model.Name, estimate)
-}
-
 // workersFirst puts the workers that could serve before all others.
 func workersFirst(all []evaluate.Endpoint) (sorted []evaluate.Endpoint, live int) {
 	sorted = make([]evaluate.Endpoint, 0, len(all))
@@ -225,13 +142,13 @@ func workersFirst(all []evaluate.Endpoint) (sorted []evaluate.Endpoint, live int
 	return sorted, live
 }
 
-// candidates are the endpoints as policies see them; the predictions for workers
+// policyEndpoints are endpoints as policies see them; the predictions for workers
 // follow when the scheduler has made them.
-func (x *routing) candidates() []policy.Endpoint {
+func (x *routing) policyEndpoints(list []evaluate.Endpoint) []policy.Endpoint {
 	output := plan.Output(x.attributes.MaxTokens)
-	out := make([]policy.Endpoint, len(x.endpoints))
-	for i := range x.endpoints {
-		e := &x.endpoints[i]
+	out := make([]policy.Endpoint, len(list))
+	for i := range list {
+		e := &list[i]
 		p := &out[i]
 		*p = policy.Endpoint{Backend: e.Backend, ID: e.ID, Unfit: e.Dropped, Load: e.Load()}
 		switch {
@@ -291,8 +208,8 @@ func ruleOf(d *policy.Decision) string {
 // answer lists the endpoints, best first.
 func (x *routing) answer() *routerv1.RouteResponse {
 	resp := &routerv1.RouteResponse{Rule: ruleOf(&x.verdict), Pool: x.model.Pool.Name}
-	if !x.queued.IsZero() {
-		resp.Queued = durationpb.New(x.at.Sub(x.queued))
+	if waited := x.waited(); waited > 0 {
+		resp.Queued = durationpb.New(waited)
 	}
 	if r := x.verdict.Retry; r != nil {
 		resp.Attempts, resp.Hedge = uint32(r.Attempts), hedge(r.Hedge)
@@ -343,10 +260,7 @@ func candidates(now time.Time, live []evaluate.Endpoint, prompts map[string]*pro
 		c := schedule.Candidate{
 			Worker: e.ID, Profile: e.Profile.ID, Tokens: tokensOf(prompts, e.Profile.ID),
 			Class: e.Profile.Set.Class, Group: e.Profile.Set.Name, TotalBlocks: st.TotalBlocks,
-			Load: schedule.Load{Running: st.Running, Waiting: st.Waiting, KVUsage: st.KVUsage, Known: !st.Sampled.IsZero()},
-		}
-		if c.Load.Known {
-			c.Load.Age = max(0, now.Sub(st.Sampled))
+			Load: loadOf(now, st),
 		}
 		if p := prompts[e.Profile.ID]; p != nil {
 			h := holding{e.Profile.ID, e.ID}

@@ -12,6 +12,7 @@ import (
 	"github.com/kinference/kinference/internal/resources"
 	"github.com/kinference/kinference/internal/schedule"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
+	"github.com/kinference/kinference/services/router/internal/line"
 	"github.com/kinference/kinference/services/router/internal/parity"
 	"github.com/kinference/kinference/services/router/internal/trackers"
 )
@@ -20,8 +21,8 @@ import (
 // sets and workers by the resources, all others by constants.
 type metrics struct {
 	decisions, reloads, away, tokens, moved, finished, compared, refused metric.Int64Counter
-	messages, unheard                                                    metric.Int64Counter
-	duration, predicted, actual, miss, gossipAge                         metric.Float64Histogram
+	dispatched, sentAway, messages, unheard                              metric.Int64Counter
+	duration, predicted, actual, miss, gossipAge, inLine                 metric.Float64Histogram
 	policy                                                               string
 	registration                                                         metric.Registration
 }
@@ -30,6 +31,7 @@ type metrics struct {
 var (
 	fast = metric.WithExplicitBucketBoundaries(50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3)
 	slow = metric.WithExplicitBucketBoundaries(.025, .05, .1, .2, .3, .5, .75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 40, 80)
+	long = metric.WithExplicitBucketBoundaries(.001, .005, .025, .1, .25, .5, 1, 2, 5, 10, 20, 40, 80, 160)
 	diff = metric.WithExplicitBucketBoundaries(.01, .03, .1, .2, .3, .5, 1, 2, 5, 10, 30)
 )
 
@@ -59,6 +61,9 @@ func newMetrics(m metric.Meter, s *server) (*metrics, error) {
 	out.finished = counter("finished", "{request}", "Requests that were reported done, by outcome.")
 	out.refused = counter("admin.refused", "{call}", "Calls of the admin API that were refused, by reason: unauthenticated, denied, unavailable.")
 	out.compared = counter("parity.requests", "{request}", "Requests by profile and by how the engine's cached tokens compare with the index: agree, too_few predicted, too_many, uninformative, not_reported.")
+	out.dispatched = counter("queue.dispatched", "{request}", "Requests that left the queue for an endpoint, by class and by what held them last: none, queue, pages, protect, reserve, defer.")
+	out.sentAway = counter("queue.refused", "{request}", "Requests that left the queue without one, by class and reason: full, bytes, long, timeout, stopped, canceled.")
+	out.inLine = histogram("queue.wait", "Time in the queue, by class.", long)
 	out.messages = counter("gossip.messages", "{message}", "Messages between routers by direction: sent, received.")
 	out.unheard = counter("gossip.dropped", "{message}", "Messages between routers that were lost or not used, by reason: garbled, version, late, slow, unsent, crowd.")
 	out.gossipAge = histogram("gossip.age", "Age of what other routers say when it comes.", fast)
@@ -77,6 +82,7 @@ func newMetrics(m metric.Meter, s *server) (*metrics, error) {
 	problems := gauge("catalog.problems", "{problem}", "Problems of the resources by kind and severity.")
 	connected := gauge("tracker.connected", "1", "1 while there is a kvtracker to ask for every worker set.")
 	following := gauge("trackers", "{tracker}", "kvtrackers by state: asked, spare, late, rebuilding, away.")
+	waiting := gauge("queue.waiting", "{request}", "Requests that wait in the queue, by class.")
 	peers := gauge("gossip.peers", "{router}", "Other routers that were heard of lately.")
 	wrong := gauge("parity.differs", "{worker}", "Workers whose cached tokens the index does not know or knows wrong, by profile and cause: block_size, events, hash, false_hits, none.")
 	if err != nil {
@@ -97,6 +103,9 @@ func newMetrics(m metric.Meter, s *server) (*metrics, error) {
 		_, gone := s.scheduler.Totals()
 		o.ObserveFloat64(expired, float64(gone))
 		o.ObserveFloat64(connected, truth(s.tracker != nil && s.tracker.Followed()))
+		for qos, n := range s.line.Classes() {
+			o.ObserveFloat64(waiting, float64(n), metric.WithAttributes(attribute.String("qos", string(qos))))
+		}
 		if s.gossip != nil {
 			o.ObserveFloat64(peers, float64(len(s.gossip.Peers())))
 		}
@@ -142,7 +151,7 @@ func newMetrics(m metric.Meter, s *server) (*metrics, error) {
 			}
 		}
 		return nil
-	}, inFlight, expired, slowness, reuse, ready, total, version, problems, connected, following, peers, wrong)
+	}, inFlight, expired, slowness, reuse, ready, total, version, problems, connected, following, waiting, peers, wrong)
 	return out, err
 }
 
@@ -191,10 +200,12 @@ func (m *metrics) chosen(ctx context.Context, model string, e *schedule.Estimate
 	}
 }
 
-func (m *metrics) firstToken(ctx context.Context, predicted, actual time.Duration) {
+// firstToken counts how far off a prediction was; worker and model are those of a
+// record, and so from the resources.
+func (m *metrics) firstToken(ctx context.Context, worker, model string, predicted, actual time.Duration) {
 	m.predicted.Record(ctx, predicted.Seconds())
 	m.actual.Record(ctx, actual.Seconds())
-	m.miss.Record(ctx, (predicted - actual).Abs().Seconds())
+	m.miss.Record(ctx, (predicted - actual).Abs().Seconds(), metric.WithAttributes(attribute.String("worker", worker), attribute.String("model", model)))
 }
 
 func (m *metrics) reloaded(ctx context.Context, good bool) {
@@ -227,6 +238,21 @@ func (m *metrics) gossipDropped(reason string, n int) {
 
 func (m *metrics) gossipDelayed(d time.Duration) {
 	m.gossipAge.Record(context.Background(), d.Seconds())
+}
+
+// leftLine counts how requests leave the line.
+func (m *metrics) leftLine(ctx context.Context, qos schedule.QoS, how string, held schedule.Hold, waited time.Duration) {
+	class := attribute.String("qos", string(qos))
+	switch how {
+	case line.Dispatched:
+		if held == schedule.HoldNone {
+			held = "none"
+		}
+		m.dispatched.Add(ctx, 1, metric.WithAttributes(class, attribute.String("held", string(held))))
+	default:
+		m.sentAway.Add(ctx, 1, metric.WithAttributes(class, attribute.String("reason", how)))
+	}
+	m.inLine.Record(ctx, waited.Seconds(), metric.WithAttributes(class))
 }
 
 func (m *metrics) movedAway(ctx context.Context, reason string) {

@@ -39,10 +39,13 @@ func (x *routing) recorded() *decisions.Record {
 		Decided: x.at, CatalogVersion: x.version.Number, Policy: x.decision.Policy, Reason: x.decision.Reason,
 		TimeScale: x.TimeScale, Windows: x.model.Windows, Thresholds: x.version.Plan.Thresholds, Request: requestRecord(&x.attributes, &x.model.Reads),
 	}
-	if !x.queued.IsZero() {
-		r.Waited = x.at.Sub(x.queued)
+	if r.Waited = x.waited(); r.Waited > 0 {
+		r.Held, r.Ahead = string(x.dispatch.Why), x.dispatch.Ahead
 	}
-	if !x.model.Policies.Empty() {
+	if x.refusal != nil {
+		r.Reason = x.refusal.Error()
+	}
+	if !x.model.Policies.Empty() || x.refusal != nil {
 		r.Verdict = x.verdictOf(&x.verdict)
 		if x.verdict.Shadow != nil {
 			r.Shadow = x.verdictOf(x.verdict.Shadow)
@@ -99,6 +102,8 @@ func (x *routing) candidate(i int) decisions.Candidate {
 	by := est.Predicted()
 	c.Predicted, c.Matched, c.Anticipated, c.Cached, c.InFlight = true, int32(est.Matched), int32(est.Anticipated), int32(est.Cached), int32(est.InFlight)
 	c.Wait, c.Prefill, c.Others, c.RecentWork, c.OwnWork = est.Wait, est.Prefill, by.Others, by.Recent, by.Work
+	c.Interference, c.EvictionLoss, c.Score, c.Hold = est.Interference, est.EvictionLoss, by.J, string(est.Hold)
+	c.Pages, c.Free = int32(min(est.Pages, 1<<30)), int32(min(est.Free, 1<<30))
 	if own := x.prompts[e.Profile.ID]; own != nil {
 		c.Tie = schedule.TieHash(x.req.RequestId, own.hashes, e.ID)
 	} else {

@@ -29,7 +29,6 @@ import (
 	"github.com/kinference/kinference/services/router/internal/decisions"
 	"github.com/kinference/kinference/services/router/internal/fleet"
 	"github.com/kinference/kinference/services/router/internal/parity"
-	"github.com/kinference/kinference/services/router/internal/queue"
 )
 
 // load compiles resources.
@@ -57,8 +56,9 @@ func newServer(t testing.TB, c *resources.Catalog, match *kvtrackerv1.MatchRespo
 	}
 	s := &server{
 		Config: (&Config{}).withDefaults(), log: slog.New(slog.DiscardHandler), scheduler: scheduler, affinity: &affinity.Table{}, fleet: fleet.New(nil),
-		decisions: decisions.New(64), catalog: catalog.NewPublisher(), queue: queue.New(1), tokens: &parity.Tokens{}, tracker: &stub{match},
+		decisions: decisions.New(64), catalog: catalog.NewPublisher(), tokens: &parity.Tokens{}, tracker: &stub{match},
 	}
+	s.line = s.follow(t.Context())
 	s.cached = parity.NewCached(parity.Settings{Why: s.whyBlind, Changed: s.cachedChanged, Compared: s.cachedCompared})
 	if s.metrics, err = newMetrics(noop.NewMeterProvider().Meter(""), s); err != nil {
 		t.Fatal(err)

@@ -22,9 +22,9 @@ import (
 	"github.com/kinference/kinference/services/router/internal/decisions"
 	"github.com/kinference/kinference/services/router/internal/fleet"
 	"github.com/kinference/kinference/services/router/internal/gossip"
+	"github.com/kinference/kinference/services/router/internal/line"
 	"github.com/kinference/kinference/services/router/internal/parity"
 	"github.com/kinference/kinference/services/router/internal/providers"
-	"github.com/kinference/kinference/services/router/internal/queue"
 )
 
 // Service is the router. Its settings must not change once Run was called.
@@ -44,7 +44,7 @@ type server struct {
 	affinity   *affinity.Table
 	decisions  *decisions.Log
 	providers  providers.Table
-	queue      *queue.Queue
+	line       *line.Line
 	tokens     *parity.Tokens
 	cached     *parity.Cached
 	catalog    *catalog.Publisher
@@ -70,7 +70,7 @@ func (s *Service) Run(ctx context.Context) error {
 		return err
 	}
 	c := s.withDefaults()
-	scheduler, err := schedule.New(schedule.Settings{Policy: c.Policy, Seed: c.Seed, TimeScale: c.TimeScale, Lease: c.Lease})
+	scheduler, err := schedule.New(schedule.Settings{Policy: c.Policy, Seed: c.Seed, TimeScale: c.TimeScale, Lease: c.Lease, MaxWaiting: c.MaxWaiting, MaxWait: c.MaxWait})
 	if err != nil {
 		return fmt.Errorf("policy: %w", err)
 	}
@@ -81,11 +81,12 @@ func (s *Service) Run(ctx context.Context) error {
 	defer l.Close()
 	srv := &server{
 		Config: c, log: daemon.Logger(ctx), scheduler: scheduler,
-		affinity: &affinity.Table{}, decisions: decisions.New(c.DecisionLog), queue: queue.New(maxQueued), tokens: &parity.Tokens{}, catalog: catalog.NewPublisher(),
+		affinity: &affinity.Table{}, decisions: decisions.New(c.DecisionLog), tokens: &parity.Tokens{}, catalog: catalog.NewPublisher(),
 		workers: map[string]string{},
 	}
 	srv.cached = parity.NewCached(parity.Settings{TimeScale: c.TimeScale, Why: srv.whyBlind, Changed: srv.cachedChanged, Compared: srv.cachedCompared})
 	srv.fleet = fleet.New(srv.restarted)
+	srv.line = srv.follow(ctx)
 	followed := srv.trackers(ctx)
 	if followed != nil {
 		srv.tracker = followed
@@ -114,6 +115,7 @@ func (s *Service) Run(ctx context.Context) error {
 		source := resources.NewSource(c.ConfigDir, func(rc *resources.Catalog, ps resources.Problems) { srv.apply(ctx, rc, ps) })
 		g.Go(func() error { return source.Run(ctx) })
 	}
+	g.Go(func() error { return srv.line.Run(ctx) })
 	g.Go(func() error { return srv.fleet.Probe(ctx, c.ProbeInterval) })
 	g.Go(func() error { return srv.publish(ctx) })
 	g.Go(func() error {
@@ -224,6 +226,7 @@ func (s *server) republish() *catalog.Version {
 func (s *server) restarted(worker string) {
 	s.log.Info("engine restarted", "worker", worker)
 	s.scheduler.Restarted(worker)
+	s.line.Kick()
 	s.affinity.Forget(worker)
 }
 

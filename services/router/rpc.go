@@ -21,8 +21,6 @@ const (
 	retryDelay = time.Second
 	// maxEndpoints bounds the answer of Route: nobody fails over more often.
 	maxEndpoints = 8
-	// maxQueued bounds the requests that wait for an endpoint.
-	maxQueued = 10_000
 	// maxPrompts bounds the profiles of one request.
 	maxPrompts = 64
 )
@@ -40,7 +38,8 @@ func (s *server) Report(ctx context.Context, req *routerv1.ReportRequest) (*rout
 				s.decisions.FirstToken(r.RequestId, ttft)
 			} else if predicted, ok := s.scheduler.FirstToken(now, r.RequestId, max(0, ttft)); ok {
 				s.decisions.FirstToken(r.RequestId, ttft)
-				s.metrics.firstToken(ctx, predicted, ttft)
+				worker, model, _ := s.decisions.Served(r.RequestId)
+				s.metrics.firstToken(ctx, worker, model, predicted, ttft)
 			}
 		case *routerv1.Report_Done:
 			if ev.Done == nil {
@@ -63,6 +62,7 @@ func (s *server) Report(ctx context.Context, req *routerv1.ReportRequest) (*rout
 			s.metrics.done(ctx, ev.Done.GetOutcome())
 		}
 	}
+	s.line.Kick()
 	if req.Parity != nil && s.tokens.Take(now, req.Parity) {
 		s.republish()
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/kinference/kinference/internal/plan"
 	"github.com/kinference/kinference/internal/policy"
 	"github.com/kinference/kinference/internal/resources"
+	"github.com/kinference/kinference/internal/schedule"
 	"github.com/kinference/kinference/internal/window"
 	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
@@ -25,7 +26,8 @@ const recentRequests = 5 * time.Minute
 
 // status is the state of the fleet.
 func (s *server) status() *adminv1.StatusResponse {
-	out := &adminv1.StatusResponse{TrackerConnected: s.tracker != nil && s.tracker.Followed(), Queued: uint32(s.queue.Len())}
+	out := &adminv1.StatusResponse{TrackerConnected: s.tracker != nil && s.tracker.Followed(), Queued: uint32(s.line.Len())}
+	s.lineStatus(out)
 	if s.gossip != nil {
 		for _, p := range s.gossip.Peers() {
 			out.Peers = append(out.Peers, &adminv1.PeerStatus{Router: p.Name, Age: durationpb.New(p.Age)})
@@ -235,4 +237,29 @@ func word(c routerv1.ParityCause) string {
 		return "none"
 	}
 	return strings.ToLower(strings.TrimPrefix(c.String(), "PARITY_CAUSE_"))
+}
+
+// maxQueuedShown bounds the list of those that wait.
+const maxQueuedShown = 64
+
+// lineStatus tells who waits.
+func (s *server) lineStatus(out *adminv1.StatusResponse) {
+	now, classes := s.now(), map[schedule.QoS]*adminv1.QueueClass{}
+	for i, w := range s.line.List() {
+		waited := max(0, now.Sub(w.Since))
+		c := classes[w.QoS]
+		if c == nil {
+			c = &adminv1.QueueClass{Qos: string(w.QoS), Oldest: durationpb.New(0)}
+			classes[w.QoS] = c
+			out.Queue = append(out.Queue, c)
+		}
+		c.Waiting++
+		c.Oldest = durationpb.New(max(c.Oldest.AsDuration(), waited))
+		if i < maxQueuedShown {
+			out.Waiting = append(out.Waiting, &adminv1.QueuedRequest{
+				RequestId: w.ID, Model: w.Model, Tenant: w.Tenant, Qos: string(w.QoS), Waited: durationpb.New(waited),
+				Worker: w.Worker, PredictedWait: durationpb.New(w.Wait), Why: string(w.Why),
+			})
+		}
+	}
 }

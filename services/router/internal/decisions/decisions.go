@@ -9,6 +9,7 @@
 package decisions
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -27,8 +28,12 @@ const MaxCandidates = 64
 type Record struct {
 	RequestID, Model, Tenant, Pool string
 	Decided                        time.Time
-	Waited                         time.Duration // in the queue
-	CatalogVersion                 uint64
+	// Waited is the time in line, Held what held it last there, and Ahead how many
+	// were before it.
+	Waited         time.Duration
+	Held           string
+	Ahead          int
+	CatalogVersion uint64
 	// Policy is the scheduling policy, Reason says why the first is first.
 	Policy, Reason string
 	TimeScale      float64
@@ -76,6 +81,12 @@ type Candidate struct {
 	TTFT, Wait, Prefill, E2E          time.Duration
 	Cost, Others, RecentWork, OwnWork float64
 	Tie                               kvhash.Hash
+	// What the scheduling policy k2 goes by beside: seconds of the scheduler's time
+	// in Score, KV blocks needed and free, and what held the request.
+	Interference, EvictionLoss time.Duration
+	Score                      float64
+	Pages, Free                int32
+	Hold                       string
 	// Index in the list that the policies looked at.
 	Index                     int32
 	Sampled, Fresh            bool // the load is known, and counts
@@ -153,8 +164,15 @@ func (l *Log) Done(id string, e End) {
 
 // ServedBy returns the worker that a request is at, by its record.
 func (l *Log) ServedBy(id string) (worker string, ok bool) {
-	l.change(id, func(r *Record) { worker, ok = r.servedBy, true })
+	worker, _, ok = l.Served(id)
 	return worker, ok
+}
+
+// Served returns the worker that a request is at, and the model that it asked for, by
+// its record.
+func (l *Log) Served(id string) (worker, model string, ok bool) {
+	l.change(id, func(r *Record) { worker, model, ok = r.servedBy, r.Model, true })
+	return worker, model, ok
 }
 
 // Explain returns the record of a request.
@@ -179,8 +197,9 @@ func (l *Log) copyOf(r *Record) Record {
 func (l *Log) Recent(since time.Time) map[string]*adminv1.RecentRequests {
 	type sum struct {
 		*adminv1.RecentRequests
-		ttft  time.Duration
-		first int
+		ttft   time.Duration
+		first  int
+		misses []time.Duration
 	}
 	sums := map[string]*sum{}
 	l.mu.Lock()
@@ -196,6 +215,9 @@ func (l *Log) Recent(since time.Time) map[string]*adminv1.RecentRequests {
 		s.Requests++
 		if r.ttft > 0 {
 			s.ttft, s.first = s.ttft+r.ttft, s.first+1
+			if r.servedBy == r.Chosen && len(r.Candidates) > 0 && r.Candidates[0].Predicted {
+				s.misses = append(s.misses, (r.Candidates[0].TTFT - r.ttft).Abs())
+			}
 		}
 		if r.cached >= 0 && r.prompt > 0 {
 			s.PromptTokens += uint64(r.prompt)
@@ -207,6 +229,10 @@ func (l *Log) Recent(since time.Time) map[string]*adminv1.RecentRequests {
 	for id, s := range sums {
 		if s.first > 0 {
 			s.Ttft = duration(s.ttft / time.Duration(s.first))
+		}
+		if n := len(s.misses); n > 0 {
+			slices.Sort(s.misses)
+			s.TtftError = duration(s.misses[n/2])
 		}
 		out[id] = s.RecentRequests
 	}

@@ -43,7 +43,10 @@ func (r *Record) Proto() *adminv1.Decision {
 		d.Thresholds = append(d.Thresholds, &adminv1.Threshold{Metric: t.Metric.String(), Window: duration(t.Window), Above: t.Above, Until: t.Until})
 	}
 	if r.Waited > 0 {
-		d.Waited = duration(r.Waited)
+		d.Waited, d.Ahead = duration(r.Waited), uint32(max(0, r.Ahead))
+		if r.Held != "" {
+			d.Held = []string{r.Held}
+		}
 	}
 	if r.ttft > 0 {
 		d.ActualTtft = duration(r.ttft)
@@ -85,6 +88,10 @@ func (c *Candidate) proto(windows []time.Duration) *adminv1.Candidate {
 		out.MatchedTokens, out.AnticipatedTokens, out.CachedTokens = uint32(c.Matched), uint32(c.Anticipated), uint32(c.Cached)
 		out.PredictedTtft, out.PredictedWait, out.PredictedPrefill, out.PredictedE2E = duration(c.TTFT), duration(c.Wait), duration(c.Prefill), duration(c.E2E)
 		out.InFlight, out.Cost, out.Others, out.RecentWork, out.Work = uint32(c.InFlight), c.Cost, c.Others, c.RecentWork, c.OwnWork
+		if c.Score > 0 {
+			out.Score, out.Interference, out.EvictionLoss = c.Score, duration(c.Interference), duration(c.EvictionLoss)
+		}
+		out.PagesNeeded, out.PagesFree, out.Hold = uint32(max(0, c.Pages)), uint32(max(0, c.Free)), c.Hold
 	}
 	if c.Sampled {
 		out.Running, out.Waiting, out.KvUsage, out.SampleAge = c.Running, c.Waiting, c.KVUsage, duration(c.Age)

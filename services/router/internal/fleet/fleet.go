@@ -52,6 +52,9 @@ type Table struct {
 	// onRestart is called, without the lock, with a worker whose engine was
 	// restarted.
 	onRestart func(worker string)
+	// onSamples is called, without the lock, with the workers that a message had
+	// gauges of.
+	onSamples func(now time.Time, samples []Sample)
 	// changed gets a token when readiness, an epoch or what is learned has changed.
 	changed chan struct{}
 	// learned gets one when an endpoint serves other models than before.
@@ -85,6 +88,15 @@ type probed struct {
 	ok     bool
 	maxLen map[string]int // by model name
 }
+
+// Sample is a worker with its newest gauges.
+type Sample struct {
+	Worker string
+	State  State
+}
+
+// OnSamples makes the table tell of gauges when they come, before the first message.
+func (t *Table) OnSamples(f func(now time.Time, samples []Sample)) { t.onSamples = f }
 
 // New returns an empty table. onRestart may be nil.
 func New(onRestart func(worker string)) *Table {
@@ -332,6 +344,7 @@ func (t *Table) Switch(now time.Time, m *kvtrackerv1.WatchWorkersResponse) { t.u
 
 func (t *Table) update(now time.Time, m *kvtrackerv1.WatchWorkersResponse, other bool) {
 	var restarted []string
+	var samples []Sample
 	changed, trouble := false, false
 	t.mu.Lock()
 	for _, w := range m.Workers {
@@ -361,6 +374,9 @@ func (t *Table) update(now time.Time, m *kvtrackerv1.WatchWorkersResponse, other
 				tr.Held = old.Held
 			}
 			tr.hold(t.watched)
+			if t.onSamples != nil {
+				samples = append(samples, Sample{w.Worker, tr.State})
+			}
 		}
 		t.tracked[w.Worker] = tr
 		if old == nil || old.Ready != tr.Ready || old.BlockSize != tr.BlockSize || old.Epoch != tr.Epoch {
@@ -383,6 +399,9 @@ func (t *Table) update(now time.Time, m *kvtrackerv1.WatchWorkersResponse, other
 	t.mu.Unlock()
 	for _, id := range restarted {
 		t.onRestart(id)
+	}
+	if len(samples) > 0 {
+		t.onSamples(now, samples)
 	}
 	if trouble {
 		notify(t.kick)

@@ -1598,9 +1598,9 @@ type QueuedRequest struct {
 	// from now on.
 	Worker        string               `protobuf:"bytes,6,opt,name=worker,proto3" json:"worker,omitempty"`
 	PredictedWait *durationpb.Duration `protobuf:"bytes,7,opt,name=predicted_wait,json=predictedWait,proto3" json:"predicted_wait,omitempty"`
-	// Why it waits: hold (prefills before it), pages (room for its KV blocks), protect
-	// (others need what it would evict), reserve (one that waits long is first),
-	// policy (its rule lets it wait).
+	// Why it waits: queue (prefills before it), pages (room for its KV blocks), protect
+	// (others need what it would evict), reserve (one that waits long is first), defer
+	// (no worker is idle), policy (its rule lets it wait).
 	Why           string `protobuf:"bytes,8,opt,name=why,proto3" json:"why,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3091,7 +3091,7 @@ type Decision struct {
 	Thresholds []*Threshold `protobuf:"bytes,26,rep,name=thresholds,proto3" json:"thresholds,omitempty"`
 	// Why it waited, as in QueuedRequest; the last reason is the last one here.
 	Held []string `protobuf:"bytes,27,rep,name=held,proto3" json:"held,omitempty"`
-	// Requests that were before it in the order when it came.
+	// Requests that were before it in the order then.
 	Ahead         uint32 `protobuf:"varint,28,opt,name=ahead,proto3" json:"ahead,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
