@@ -257,6 +257,9 @@ func (x *exchange) tokens(r *meter.Record, res *proxy.Result) (t meter.Tokens) {
 		pace := x.limits.learned.Pace(x.caller.Name(), x.model.Root, time.Since(res.Sent)) * x.choices()
 		t.Output = t.Output.Or(max(0, min(pace, x.limited.estimate.Output)))
 	}
+	if x.req.Stream && !res.Whole {
+		t.Output, t.Reasoning = t.Output.Cut(), t.Reasoning.Cut()
+	}
 	return t
 }
 

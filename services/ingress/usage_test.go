@@ -154,7 +154,7 @@ func TestUsageOfStreams(t *testing.T) {
 		{name: "two choices", more: `,"n":2`, stream: of(0, "a", running(12, 1)) + of(1, "b", running(12, 1)) + of(1, "c", running(12, 2)) + of(0, "d", running(12, 2)) + of(1, "e", running(12, 3)) + doneEvent, want: "12 0 5 ? ok",
 			shown: of(0, "a", "") + of(1, "b", "") + of(1, "c", "") + of(0, "d", "") + of(1, "e", "") + doneEvent},
 		{name: "the engine fails", stream: with(textChunk("a"), running(12, 1)) + with(textChunk("b"), running(12, 2)) + engineError + doneEvent, want: "12 ~0 2 ? failed", shown: "-"},
-		{name: "cut off", stream: with(textChunk("a"), running(12, 5)), want: "12 ~0 5 ? failed", shown: "-"},
+		{name: "cut off", stream: with(textChunk("a"), running(12, 5)), want: "12 ~0 ~5 ? failed", shown: "-"},
 		{name: "cut off without usage", stream: textChunk("a") + textChunk("b"), want: "~10 ~0 ~2 ? failed", shown: "-"},
 	} {
 		shown := tt.shown
@@ -253,7 +253,7 @@ func TestUsageOfClientsThatLeave(t *testing.T) {
 		pieces []string
 		want   string
 	}{
-		"in the middle":     {[]string{roleChunk(), with(textChunk("a"), running(12, 1)), with(textChunk("b"), running(12, 7))}, "12 ~0 7 ? canceled"},
+		"in the middle":     {[]string{roleChunk(), with(textChunk("a"), running(12, 1)), with(textChunk("b"), running(12, 7))}, "12 ~0 ~7 ? canceled"},
 		"without usage":     {[]string{roleChunk(), textChunk("a"), textChunk("b")}, "~ ~0 ~2 ? canceled"},
 		"before the answer": {nil, "~ ~0 ~0 ? canceled"},
 	} {

@@ -18,6 +18,7 @@ const (
 	Unknown   Source = iota // nobody knows; N is 0 and means nothing
 	Reported                // by the backend; an explicit 0 is a count
 	Estimated               // by us, because the backend never said
+	Least                   // by the backend of a stream that was cut off: it may have gone on for a moment
 )
 
 // Count is a number of tokens.
@@ -35,6 +36,14 @@ func (c Count) Or(n int64) Count {
 		return c
 	}
 	return Count{n, Estimated}
+}
+
+// Cut is c of a stream that ended before the backend's last word.
+func (c Count) Cut() Count {
+	if c.Source == Reported {
+		c.Source = Least
+	}
+	return c
 }
 
 // Report makes a reported count; n below 0 is Unknown.

@@ -98,6 +98,9 @@ func TestCounts(t *testing.T) {
 	if c := (Count{}).Or(5); c != (Count{5, Estimated}) {
 		t.Errorf("got %v", c)
 	}
+	if Report(3).Cut() != (Count{3, Least}) || (Count{3, Estimated}).Cut() != (Count{3, Estimated}) || !Report(0).Cut().Known() {
+		t.Error("a count that was cut off")
+	}
 	u := Tokens{Input: Report(10), Cached: Count{4, Estimated}}
 	if got := u.Uncached(); got != (Count{6, Estimated}) {
 		t.Errorf("got %v", got)

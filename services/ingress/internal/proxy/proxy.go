@@ -169,6 +169,7 @@ type Result struct {
 	Cause error
 
 	Usage  openai.Usage
+	Whole  bool          // of a stream: Usage is the backend's last word, or is all there will be
 	Chunks int           // stream events with content
 	MaxGap time.Duration // the longest time between two of them
 	// When things happened; zero if they did not.

@@ -94,7 +94,7 @@ func (s *stream) take(e *openai.Event) {
 			s.out.write(e.Raw)
 		}
 	case e.Done():
-		s.done = true
+		s.done, s.r.Whole = true, true
 		if !s.r.Committed && s.r.Chunks == 0 && len(s.held) == 0 {
 			s.fail(Closed, errNone)
 			s.over = true
@@ -133,6 +133,7 @@ func (s *stream) content(e *openai.Event) {
 	}
 	if s.chunk.HasUsage {
 		s.usage()
+		s.r.Whole = s.r.Whole || !s.chunk.HasChoices
 		switch {
 		case !s.chunk.HasChoices && s.c.HideUsage:
 			return

@@ -351,7 +351,7 @@ func count(c meter.Count) (*uint32, bool) {
 		return nil, false
 	}
 	n := uint32(min(max(c.N, 0), 1<<32-1))
-	return &n, c.Source == meter.Estimated
+	return &n, c.Source == meter.Estimated || c.Source == meter.Least
 }
 
 func cost(p *meter.Price, t *meter.Tokens) *usagev1.Cost {
