@@ -67,11 +67,15 @@ func Summary(suite, scenario, policy string, s stats.Summary) []Row {
 	row := func(metric string, value float64, unit string) Row {
 		return Row{suite, scenario, policy, metric, round(value), unit}
 	}
-	return []Row{
+	rows := []Row{
 		row("ttft_p50", s.TTFT50, "s"), row("ttft_p90", s.TTFT90, "s"), row("ttft_p99", s.TTFT99, "s"),
 		row("e2e_p50", s.E2E50, "s"), row("e2e_p99", s.E2E99, "s"),
 		row("rps", s.RPS, "requests/s"), row("hit_rate", s.Hit, "ratio"),
 	}
+	if s.Jain > 0 {
+		rows = append(rows, row("light_ttft_p50", s.Light50, "s"), row("light_ttft_p99", s.Light99, "s"), row("jain", s.Jain, "ratio"))
+	}
+	return rows
 }
 
 // round keeps six significant digits: more are noise in diffs.

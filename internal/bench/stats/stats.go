@@ -41,26 +41,33 @@ type Run struct {
 
 // Summary holds the published metrics of one run, or their means over seeds.
 type Summary struct {
-	TTFT50, TTFT90, TTFT99, TTFTMean float64
-	E2E50, E2E99                     float64
+	TTFT50   float64 `json:"ttft_p50"`
+	TTFT90   float64 `json:"ttft_p90"`
+	TTFT99   float64 `json:"ttft_p99"`
+	TTFTMean float64 `json:"ttft_mean"`
+	E2E50    float64 `json:"e2e_p50"`
+	E2E99    float64 `json:"e2e_p99"`
 	// RPS is the rate of completions while all streams were busy: from the end
 	// of the warm-up to the last send, so that neither filling nor draining
 	// counts.
-	RPS float64
+	RPS float64 `json:"rps"`
 	// Hit is the share of prompt tokens that came from a cache.
-	Hit float64
+	Hit float64 `json:"hit_rate"`
 	// Light50 and Light99 are the TTFT of the light tenants, Jain the fairness
 	// index over all tenants of the mean share of the best possible end-to-end
 	// time (Sample.Alone) that each got; 0 without light tenants.
-	Light50, Light99, Jain float64
+	Light50 float64 `json:"light_ttft_p50,omitempty"`
+	Light99 float64 `json:"light_ttft_p99,omitempty"`
+	Jain    float64 `json:"jain,omitempty"`
 	// Off is the median distance of the predicted TTFT from the observed one in
 	// seconds, OffShare that of the distance over the observed one; 0 without
 	// predictions.
-	Off, OffShare float64
-	Requests      int
-	Failed        int
+	Off      float64 `json:"error_s"`
+	OffShare float64 `json:"error_share"`
+	Requests int     `json:"requests"`
+	Failed   int     `json:"failed,omitempty"`
 	// FirstError is one of the reasons, for people.
-	FirstError string
+	FirstError string `json:"-"`
 }
 
 // Failure notes a request's error, of which the first is kept.

@@ -29,9 +29,9 @@ type Mooncake struct {
 	Stretch float64
 }
 
-// Oracle, K2TTFT and K2Throughput name rows besides the policies: the default
-// policy on workers that hold all that was ever computed in memory without end,
-// and K2 with other objectives.
+// Oracle, K2TTFT and K2Throughput name rows besides the policies: K2 on workers
+// that hold all that was ever computed in memory without end, and K2 with other
+// objectives.
 const (
 	Oracle       = "oracle"
 	K2TTFT       = "k2-ttft"
@@ -80,6 +80,11 @@ func Cases() []Case {
 	all = append(all,
 		Case{Name: "MC", Title: "Mooncake trace, overload", Mooncake: &Mooncake{900, 6}, Options: Options{Profile: traceFleet()}},
 		Case{Name: "MCm", Title: "Mooncake trace", Mooncake: &Mooncake{900, 8.5}, Options: Options{Profile: traceFleet()}})
+	for _, n := range []int{3, 8, 16, 64} {
+		// The trace's own rate is what 20 such workers bear.
+		all = append(all, Case{Name: fmt.Sprint("MC", n), Title: fmt.Sprintf("Mooncake trace, %d workers", n),
+			Mooncake: &Mooncake{min(12031, 300*n), 24 / float64(n)}, Options: Options{Profile: traceFleet(), Speeds: full(n)}})
+	}
 	gossip := Options{Routers: 4, Gossip: .05}
 	return append(all,
 		with("R4S1", "S1m", "four routers, 50 ms gossip", gossip),
@@ -117,7 +122,7 @@ func (c Case) Run(policy string, seed uint64) (stats.Run, error) {
 	o.Policy, o.Seed = policy, seed
 	switch policy {
 	case Oracle:
-		o.Policy, o.Oracle = Kinference, true
+		o.Policy, o.Oracle = schedule.K2, true
 	case K2TTFT:
 		o.Policy, o.Objective = schedule.K2, schedule.TTFT
 	case K2Throughput:

@@ -27,13 +27,13 @@ var scenarios = []Scenario{
 	{Name: "S2hiln", Title: "S2hi with answers of all lengths", FirstTokens: 3000, Turns: 12, TurnTokens: 1200, OutputTokens: 160, Sigma: .8, Streams: 30, Ramp: 10, Warm: 180, Count: 600},
 	{Name: "S3", Title: "more prefixes than the fleet can hold", Prefixes: 60, PrefixTokens: 9000, PrefixSpread: .5, Zipf: 1, FirstTokens: 300, Turns: 1, OutputTokens: 210, Rate: 1.1, Warm: 100, Count: 500},
 	{Name: "S4", Title: "one hot prefix", Prefixes: 60, PrefixTokens: 9000, PrefixSpread: .5, Zipf: 1.6, FirstTokens: 300, Turns: 1, OutputTokens: 210, Rate: 1.5, Warm: 100, Count: 500},
-	{Name: "ML", Title: "short prompts beside long ones", Prefixes: 16, PrefixTokens: 3000, FirstTokens: 300, LongShare: .05, LongTokens: 37000, Turns: 1, OutputTokens: 210, Sigma: .7, Rate: 1.1, Warm: 100, Count: 500},
+	{Name: "ML", Title: "short prompts beside long ones", Prefixes: 16, PrefixTokens: 2800, FirstTokens: 300, LongShare: .05, LongTokens: 37000, Turns: 1, OutputTokens: 210, Sigma: .7, Rate: 1.1, Warm: 100, Count: 500},
 	{Name: "HET", Title: "workers at half, full and double speed", Prefixes: 60, PrefixTokens: 9000, PrefixSpread: .5, Zipf: 1, FirstTokens: 300, Turns: 1, OutputTokens: 210, Sigma: .7, Rate: 1.1, Warm: 100, Count: 500},
 	{Name: "P16", Title: "pages of 16 tokens", Prefixes: 12, PrefixTokens: 17500, FirstTokens: 300, Turns: 1, OutputTokens: 210, Sigma: .7, Streams: 14, Ramp: 10, Warm: 100, Count: 500},
 	{Name: "W8", Title: "eight workers", Prefixes: 30, PrefixTokens: 20000, FirstTokens: 300, Turns: 1, OutputTokens: 210, Sigma: .7, Streams: 58, Ramp: 10, Warm: 200, Count: 600},
 	{Name: "W32", Title: "32 workers", Prefixes: 128, PrefixTokens: 20000, FirstTokens: 300, Turns: 1, OutputTokens: 210, Sigma: .7, Streams: 192, Ramp: 10, Warm: 600, Count: 1200},
-	{Name: "MT", Title: "one tenant of 64 streams, three light ones", Prefixes: 12, PrefixTokens: 5500, FirstTokens: 300, Turns: 1, OutputTokens: 240, Sigma: .7, Streams: 64, Ramp: 10, Warm: 128, Count: 600, Victims: 3, VictimRate: .15},
-	{Name: "MT2", Title: "one tenant floods with 120 streams, three light ones", Prefixes: 12, PrefixTokens: 5500, FirstTokens: 300, Turns: 1, OutputTokens: 240, Sigma: .7, Streams: 120, Ramp: 10, Warm: 240, Count: 600, Victims: 3, VictimRate: .15},
+	{Name: "MT", Title: "one tenant of 64 streams, three light ones", Prefixes: 12, PrefixTokens: 5900, FirstTokens: 300, Turns: 1, OutputTokens: 230, Sigma: .7, Streams: 64, Ramp: 10, Warm: 128, Count: 600, Victims: 3, VictimRate: .15},
+	{Name: "MT2", Title: "one tenant floods with 120 streams, three light ones", Prefixes: 12, PrefixTokens: 5900, FirstTokens: 300, Turns: 1, OutputTokens: 230, Sigma: .7, Streams: 120, Ramp: 10, Warm: 240, Count: 600, Victims: 3, VictimRate: .15},
 }
 
 // Scenarios lists the built-in scenarios; the slice is the caller's own.

@@ -95,44 +95,42 @@ func (p *publisher) routing(seeds int) ([]report.Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	cells, err := virtual.Table(published, virtual.Policies, seedsOf(seeds, false))
-	if err != nil {
-		return nil, err
-	}
-	loaded, err := scenariosOf("S1hi,S1over,S2hi")
-	if err != nil {
-		return nil, err
-	}
-	more, err := virtual.Table(loaded, virtual.Policies, seedsOf(max(seeds/2, 1), false))
-	if err != nil {
-		return nil, err
-	}
 	caps, err := scenariosOf("S1cap,S2cap")
 	if err != nil {
 		return nil, err
 	}
-	sweep, err := virtual.Sweep(caps, virtual.Policies, virtual.SweepStreams, seedsOf(max(seeds/3, 1), false))
+	r := virtual.NewRunner()
+	var cells []virtual.Cell
+	for _, sc := range published {
+		more, err := r.Cells([]virtual.Case{{Name: sc.Name, Title: sc.Title, Scenario: sc}}, virtual.Policies, seedsOf(seeds, false))
+		if err != nil {
+			return nil, err
+		}
+		cells = append(cells, more...)
+	}
+	policies := slices.Concat(virtual.Policies[:len(virtual.Policies)-1], []string{"consistenthash", "llmd", "dynamo", "sglang", virtual.Kinference})
+	few := max(seeds/3, 1)
+	sweep, err := r.Sweep(caps, policies, virtual.SweepStreams, seedsOf(few, false))
+	if err != nil {
+		return nil, err
+	}
+	over, err := overload(r, policies, seedsOf(few, false))
 	if err != nil {
 		return nil, err
 	}
 	fmt.Fprintf(p.out, "\nRouting in virtual time, means of %d held-out seeds\n%s", seeds, report.RoutingTable(cells).Text(textStyle()))
-	fmt.Fprintf(p.out, "\nUnder load, means of %d held-out seeds\n%s", max(seeds/2, 1), report.RoutingTable(more).Text(textStyle()))
-	fmt.Fprintf(p.out, "\nThroughput (requests/s) by number of streams\n%s", report.CapacityTable(sweep).Text(textStyle()))
+	fmt.Fprintf(p.out, "\nThroughput (requests/s) by number of streams\n%s\n%s", report.CapacityTable(sweep).Text(textStyle()), report.KeptTable(over).Text(textStyle()))
 	fmt.Fprint(p.out, "\n", report.LatencyBars(cells, "S0", "S1", "S2").Text(textStyle()))
 
-	// While the default is predictedttft its figures are those of kinference, and
-	// one would hide the other in a plot.
-	shown := slices.DeleteFunc(slices.Clone(cells), func(c virtual.Cell) bool { return c.Policy == "predictedttft" })
-	curves := slices.DeleteFunc(slices.Clone(sweep), func(c virtual.Capacity) bool { return c.Policy == "predictedttft" })
 	var parts []string
 	for _, pl := range []struct {
 		name, alt string
 		svg       []byte
 	}{
-		{"ttft_p50.svg", "Median time to first token by scenario and policy", report.LatencyBars(shown, "S0", "S1", "S2").SVG()},
-		{"ttft_p99.svg", "99th percentile of time to first token", report.TailBars(shown, "S0", "S1", "S2").SVG()},
-		{"capacity_s1.svg", "Throughput by load, shared prefix", report.CapacityLines(curves, "S1cap").SVG()},
-		{"capacity_s2.svg", "Throughput by load, multi-turn", report.CapacityLines(curves, "S2cap").SVG()},
+		{"ttft_p50.svg", "Median time to first token by scenario and policy", report.LatencyBars(cells, "S0", "S1", "S2").SVG()},
+		{"ttft_p99.svg", "99th percentile of time to first token", report.TailBars(cells, "S0", "S1", "S2").SVG()},
+		{"capacity_s1.svg", "Throughput by load, shared prefix", report.CapacityLines(chosen(sweep), "S1cap").SVG()},
+		{"capacity_s2.svg", "Throughput by load, multi-turn", report.CapacityLines(chosen(sweep), "S2cap").SVG()},
 	} {
 		md, err := p.plot(pl.name, pl.alt, pl.svg)
 		if err != nil {
@@ -141,14 +139,39 @@ func (p *publisher) routing(seeds int) ([]report.Row, error) {
 		parts = append(parts, md)
 	}
 	parts = []string{
+		"Every scenario with every policy, and every loss: [routing2.md](routing2.md).\n",
 		section("Published scenarios", fmt.Sprintf("Means of %d held-out seeds. The last three columns compare with random per request. `random` and `connection` are a Kubernetes Service: kube-proxy picks per request, or per connection where clients keep them alive.", seeds), report.RoutingTable(cells)),
 		parts[0], parts[1],
 		section("Spread over the seeds", "Seconds; the last two columns are medians over the seeds of the difference to random with the same seed.", report.SpreadTable(cells)),
-		section("Under load", fmt.Sprintf("Means of %d held-out seeds.", max(seeds/2, 1)), report.RoutingTable(more)),
-		section("Throughput by load", fmt.Sprintf("Requests/s by number of streams, answers of 64 tokens; means of %d held-out seeds. The last column compares the peaks with that of random.", max(seeds/3, 1)), report.CapacityTable(sweep)),
+		section("Throughput by load", fmt.Sprintf("Requests/s by number of streams, answers of 64 tokens; means of %d held-out seeds. The last column compares the peaks with that of random.", few), report.CapacityTable(sweep)),
 		parts[2], parts[3],
+		section("Beyond saturation", fmt.Sprintf("S1 with answers of 210 tokens at %d to %d streams, which is S1over: what each policy keeps of its own peak. Means of %d held-out seeds.", sweepOver[0], sweepOver[len(sweepOver)-1], few), report.KeptTable(over)),
+		report.CapacityTable(over).Markdown(),
 	}
-	return report.Routing(append(cells, more...), sweep), p.page("routing.md", "Routing in virtual time", "kinbench full --only routing --docs docs/benchmarks", parts...)
+	if err := p.page("routing.md", "Routing in virtual time", "kinbench full --only routing --docs docs/benchmarks", parts...); err != nil {
+		return nil, err
+	}
+	o := routingOptions{seeds: max(seeds/2, 1)}
+	all, err := routingCells(o, r, seedsOf(o.seeds, false), p.out)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range all {
+		if !slices.ContainsFunc(cells, func(b virtual.Cell) bool { return b.Scenario == c.Scenario && b.Policy == c.Policy }) {
+			cells = append(cells, c)
+		}
+	}
+	rows := report.Routing(cells, sweep)
+	if p.docs == "" {
+		return rows, nil
+	}
+	return rows, p.cases(o, all, seedsOf(o.seeds, false))
+}
+
+// chosen are the curves that one plot can show.
+func chosen(caps []virtual.Capacity) []virtual.Capacity {
+	shown := []string{"random", "connection", "leastrequests", "predictedttft", "consistenthash", "llmd", "sglang", virtual.Kinference}
+	return slices.DeleteFunc(slices.Clone(caps), func(c virtual.Capacity) bool { return !slices.Contains(shown, c.Policy) })
 }
 
 func (p *publisher) tokenizer() ([]report.Row, error) {
@@ -168,18 +191,6 @@ func (p *publisher) kvindex() ([]report.Row, error) {
 	about := fmt.Sprintf("Conversations of 8,192 blocks of 16 tokens; all %d workers hold the first 64 blocks, three each of the others. Medians of repeated passes, one goroutine; `under_ingest` beside a second one that does nothing but ingest. "+
 		"Ingest is of events as an engine at its capacity sends them (64 blocks evicted, tail first, and 64 stored), `decoded` without and otherwise with decoding the messages of the stream. A look-up of %d holders writes %d results, which is most of its time.", indexWorkers, indexWorkers, indexWorkers)
 	return report.Index(figures), p.page("kvindex.md", "The KV index", "kinbench full --only kvindex --docs docs/benchmarks", section("At five million blocks", about, report.IndexTable(figures)))
-}
-
-func (p *publisher) overhead(ctx context.Context) ([]report.Row, error) {
-	results, rates, err := runOverhead(ctx, 5, 100, 5*time.Second)
-	if err != nil {
-		return nil, err
-	}
-	fmt.Fprint(p.out, overheadTitle, report.OverheadTable(results).Text(textStyle()), ratesTitle, report.RatesTable(rates).Text(textStyle()))
-	about := "Time to the first event through each path, in front of one upstream that answers at once; client, upstream, proxy and gateway share the machine. " +
-		"`reverse_proxy` is a plain `httputil.ReverseProxy`. Added latencies are differences of percentiles to `direct`. While one probe at a time measures, the cell's other streams are open on the same path."
-	return append(report.Overhead(results), report.Rates(rates)...), p.page("overhead.md", "Latency that the gateway adds", "kinbench full --only overhead --docs docs/benchmarks", section("By prompt length and open streams", about, report.OverheadTable(results)),
-		section("At full load", "Clients send the next request as soon as the last is answered. Clients, upstream and path share the cores, so the rates compare paths and are no capacity of one alone.", report.RatesTable(rates)))
 }
 
 func (p *publisher) wall(ctx context.Context, o wallOptions) ([]report.Row, error) {

@@ -26,7 +26,6 @@ import (
 
 	"github.com/kinference/kinference/internal/bench/report"
 	"github.com/kinference/kinference/internal/bench/tokenspeed"
-	"github.com/kinference/kinference/internal/bench/virtual"
 	"github.com/kinference/kinference/internal/bench/workload"
 	"github.com/kinference/kinference/internal/plot"
 )
@@ -105,36 +104,6 @@ func scenariosOf(list string) ([]workload.Scenario, error) {
 		out = append(out, sc)
 	}
 	return out, nil
-}
-
-func routing(_ context.Context, fs *flag.FlagSet, args []string, out io.Writer) error {
-	names := fs.String("scenarios", "S0,S0s,S1,S2", "comma-separated scenarios")
-	policies := fs.String("policies", strings.Join(virtual.Policies, ","), "comma-separated policies; the first one is the baseline")
-	seeds := fs.Int("seeds", 5, "number of seeds")
-	tuning := fs.Bool("tuning", false, "use tuning seeds instead of the held-out ones")
-	sweep := fs.Bool("sweep", false, "sweep the load instead, for peak throughput")
-	if err := fs.Parse(args); err != nil {
-		return err
-	}
-	scenarios, err := scenariosOf(*names)
-	if err != nil {
-		return err
-	}
-	fmt.Fprintln(out, report.NoGPU)
-	if *sweep {
-		caps, err := virtual.Sweep(scenarios, strings.Split(*policies, ","), virtual.SweepStreams, seedsOf(*seeds, *tuning))
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(out, "Throughput (requests/s) by number of streams, mean of %d seeds\n%s", *seeds, report.CapacityTable(caps).Text(textStyle()))
-		return nil
-	}
-	cells, err := virtual.Table(scenarios, strings.Split(*policies, ","), seedsOf(*seeds, *tuning))
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(out, "Means of %d seeds\n%s\nSpread over the seeds\n%s", *seeds, report.RoutingTable(cells).Text(textStyle()), report.SpreadTable(cells).Text(textStyle()))
-	return nil
 }
 
 func tokenizer(_ context.Context, fs *flag.FlagSet, args []string, out io.Writer) error {
