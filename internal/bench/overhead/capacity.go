@@ -23,7 +23,7 @@ type Rate struct {
 }
 
 // CapacityCells are the published ones of Capacity.
-var CapacityCells = []Cell{{2000, 64}, {32000, 64}}
+var CapacityCells = []Cell{{Prompt: 2000, Streams: 64}, {Prompt: 32000, Streams: 64}}
 
 // Capacity measures every path for the duration d with cell.Streams clients.
 func Capacity(ctx context.Context, o Options, cell Cell, d time.Duration) ([]Rate, error) {

@@ -30,6 +30,10 @@ import (
 // to it.
 const Direct = "direct"
 
+// ReverseProxy names the path through a plain reverse proxy, to whose latencies
+// the others are stated as ratios.
+const ReverseProxy = "reverse_proxy"
+
 // Path is a way to the upstream.
 type Path struct {
 	Name string
@@ -42,13 +46,25 @@ type Cell struct {
 	// the cell share, as the turns of a conversation do.
 	Prompt  int
 	Streams int
+	// Body is the length of the request body in bytes, where that and not the
+	// prompt's length is given.
+	Body int
 }
 
-// Name is the cell's scenario name in results: 2k_prompt_64_streams.
-func (c Cell) Name() string { return fmt.Sprintf("%dk_prompt_%d_streams", c.Prompt/1000, c.Streams) }
+// Name is the cell's scenario name in results: 2k_prompt_64_streams, or
+// 400KB_body_64_streams.
+func (c Cell) Name() string {
+	if c.Body > 0 {
+		return fmt.Sprintf("%dKB_body_%d_streams", c.Body/1000, c.Streams)
+	}
+	return fmt.Sprintf("%dk_prompt_%d_streams", c.Prompt/1000, c.Streams)
+}
 
-// Cells are the published ones.
-var Cells = []Cell{{2000, 1}, {2000, 64}, {2000, 512}, {32000, 1}, {32000, 64}, {32000, 512}}
+// Cells and BodyCells are the published ones.
+var (
+	Cells     = []Cell{{Prompt: 2000, Streams: 1}, {Prompt: 2000, Streams: 64}, {Prompt: 2000, Streams: 512}, {Prompt: 32000, Streams: 1}, {Prompt: 32000, Streams: 64}, {Prompt: 32000, Streams: 512}}
+	BodyCells = []Cell{{Body: 1000, Streams: 1}, {Body: 1000, Streams: 64}, {Body: 1000, Streams: 512}, {Body: 400_000, Streams: 1}, {Body: 400_000, Streams: 64}, {Body: 400_000, Streams: 512}}
+)
 
 // Result is what one path did in one cell, in milliseconds.
 type Result struct {
@@ -57,6 +73,9 @@ type Result struct {
 	P50, P99 float64 // latency
 	// Added50 and Added99 are the differences to the direct path's.
 	Added50, Added99 float64
+	// Times50 and Times99 are the ratios to those of the path ReverseProxy; 0 if
+	// there is none.
+	Times50, Times99 float64
 	Probes, Failed   int
 }
 
@@ -69,13 +88,26 @@ type Options struct {
 	Probes int // per round and path
 	// Interval is that of the upstream's events (load.Fake).
 	Interval time.Duration
+	// Patience bounds a probe, which fails then; 0: nothing does.
+	Patience time.Duration
 }
 
 const unique = 100 // tokens of a prompt that no other one has
 
+// bytesPerToken of the prompts' text.
+const bytesPerToken = 5.4
+
+// tokens are those of a prompt.
+func (c Cell) tokens() int {
+	if c.Body > 0 {
+		return int(float64(c.Body) / bytesPerToken)
+	}
+	return c.Prompt
+}
+
 // rate is the rate of background requests of a cell, per second: what a small
 // fleet would start at that prompt length.
-func (c Cell) rate() float64 { return 200_000 / float64(c.Prompt) }
+func (c Cell) rate() float64 { return min(200_000/float64(c.tokens()), 100) }
 
 // Run measures all cells. It fails if a path does not answer at all; single
 // failures are counted.
@@ -104,8 +136,22 @@ func Run(ctx context.Context, o Options) ([]Result, error) {
 			r.Added50, r.Added99 = r.P50-stats.Quantile(samples[0], .5), r.P99-stats.Quantile(samples[0], .99)
 			out = append(out, r)
 		}
+		relate(out[len(out)-len(o.Paths):])
 	}
 	return out, nil
+}
+
+// relate states the latencies of one cell as ratios.
+func relate(results []Result) {
+	i := slices.IndexFunc(results, func(r Result) bool { return r.Path == ReverseProxy })
+	if i < 0 {
+		return
+	}
+	plain := results[i]
+	for j := range results {
+		r := &results[j]
+		r.Times50, r.Times99 = r.P50/plain.P50, r.P99/plain.P99
+	}
 }
 
 // measure opens the streams of one round and sends its probes.
@@ -145,7 +191,7 @@ func measure(ctx context.Context, client *load.Client, o Options, cell Cell, pat
 	}
 	for i := range o.Probes + 5 {
 		body := prompts.next(1)
-		got := client.Do(ctx, load.Request{URL: url, Body: body})
+		got := probe(ctx, client, o.Patience, load.Request{URL: url, Body: body})
 		if i < 5 { // opens the connection and warms what has caches
 			if got.Err != nil && i == 4 {
 				return nil, 0, got.Err
@@ -161,6 +207,16 @@ func measure(ctx context.Context, client *load.Client, o Options, cell Cell, pat
 	return ms, failed, ctx.Err()
 }
 
+// probe sends one request.
+func probe(ctx context.Context, client *load.Client, patience time.Duration, r load.Request) load.Response {
+	if patience > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, patience)
+		defer cancel()
+	}
+	return client.Do(ctx, r)
+}
+
 // prompts makes the bodies of a cell. It is safe for concurrent use.
 type prompts struct {
 	model string
@@ -170,10 +226,14 @@ type prompts struct {
 }
 
 func newPrompts(name string, cell Cell) *prompts {
-	p := &prompts{model: name, rng: rand.New(rand.NewPCG(1, uint64(cell.Prompt)))}
+	p := &prompts{model: name, rng: rand.New(rand.NewPCG(1, uint64(cell.tokens())))}
 	var b strings.Builder
-	model.Text(&b, p.rng, cell.Prompt-unique)
+	model.Text(&b, p.rng, max(cell.tokens()-unique, 1))
 	p.long = b.String()
+	if cell.Body > 0 { // to within some bytes: what follows differs a little
+		over := len(p.next(1)) - cell.Body
+		p.long = p.long[:min(max(len(p.long)-over, 0), len(p.long))] + strings.Repeat(" and", max(-over, 0)/4)
+	}
 	return p
 }
 

@@ -17,7 +17,7 @@ func TestRun(t *testing.T) {
 	proxy := httptest.NewServer(httputil.NewSingleHostReverseProxy(target))
 	defer proxy.Close()
 	o := Options{Model: "m", Paths: []Path{{Direct, upstream.URL}, {"reverse_proxy", proxy.URL}},
-		Cells: []Cell{{2000, 1}, {2000, 4}}, Rounds: 2, Probes: 10, Interval: time.Millisecond}
+		Cells: []Cell{{Prompt: 2000, Streams: 1}, {Body: 1000, Streams: 4}}, Rounds: 2, Probes: 10, Interval: time.Millisecond}
 	got, err := Run(t.Context(), o)
 	if err != nil || len(got) != 4 {
 		t.Fatalf("%d results, error %v", len(got), err)

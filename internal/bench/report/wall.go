@@ -3,7 +3,6 @@ package report
 import (
 	"fmt"
 
-	"github.com/kinference/kinference/internal/bench/overhead"
 	"github.com/kinference/kinference/internal/bench/stats"
 	"github.com/kinference/kinference/internal/bench/wall"
 	"github.com/kinference/kinference/internal/plot"
@@ -34,55 +33,6 @@ func WallTable(pairs []Pair, scale float64) plot.Table {
 			plot.Number(w.TTFT50), plot.Number(v.TTFT50), delta(w.TTFT50, v.TTFT50), plot.Number(w.TTFT99), plot.Number(v.TTFT99),
 			plot.Number(w.E2E50), plot.Number(v.E2E50), delta(w.E2E50, v.E2E50), plot.Number(w.RPS), plot.Number(v.RPS), delta(w.RPS, v.RPS),
 			fmt.Sprintf("%.0f %%", 100*w.Hit), fmt.Sprint(w.Failed)})
-	}
-	return t
-}
-
-// Overhead turns results to rows of the suite "overhead".
-func Overhead(results []overhead.Result) []Row {
-	var rows []Row
-	for _, r := range results {
-		row := func(metric string, v float64) Row {
-			return Row{"overhead", r.Cell.Name(), r.Path, metric, round(v), "ms"}
-		}
-		rows = append(rows, row("latency_p50_ms", r.P50), row("latency_p99_ms", r.P99))
-		if r.Path != overhead.Direct {
-			rows = append(rows, row("added_latency_p50_ms", r.Added50), row("added_latency_p99_ms", r.Added99))
-		}
-	}
-	return rows
-}
-
-// OverheadTable shows latencies to the first event, a path a row.
-func OverheadTable(results []overhead.Result) plot.Table {
-	t := plot.Table{Left: 2, Header: []string{"cell", "path", "p50 ms", "p99 ms", "added p50 ms", "added p99 ms", "probes", "failed"}}
-	for _, r := range results {
-		added := []string{"", ""}
-		if r.Path != overhead.Direct {
-			added = []string{plot.Number(r.Added50), plot.Number(r.Added99)}
-		}
-		t.Rows = append(t.Rows, []string{r.Cell.Name(), r.Path, plot.Number(r.P50), plot.Number(r.P99), added[0], added[1], fmt.Sprint(r.Probes), fmt.Sprint(r.Failed)})
-	}
-	return t
-}
-
-// Rates turns rates to rows of the suite "overhead".
-func Rates(rates []overhead.Rate) []Row {
-	var rows []Row
-	for _, r := range rates {
-		row := func(metric string, v float64, unit string) Row {
-			return Row{"overhead", r.Cell.Name() + "_closed_loop", r.Path, metric, round(v), unit}
-		}
-		rows = append(rows, row("rps", r.PerSecond, "requests/s"), row("latency_p50_ms", r.P50, "ms"), row("latency_p99_ms", r.P99, "ms"))
-	}
-	return rows
-}
-
-// RatesTable shows what each path carries.
-func RatesTable(rates []overhead.Rate) plot.Table {
-	t := plot.Table{Left: 2, Header: []string{"cell", "path", "requests/s", "p50 ms", "p99 ms", "failed"}}
-	for _, r := range rates {
-		t.Rows = append(t.Rows, []string{r.Cell.Name(), r.Path, plot.Number(r.PerSecond), plot.Number(r.P50), plot.Number(r.P99), fmt.Sprint(r.Failed)})
 	}
 	return t
 }

@@ -52,7 +52,7 @@ func quick(ctx context.Context, fs *flag.FlagSet, args []string, out io.Writer) 
 
 	rows = append(rows, report.Index(measureIndex(indexBlocks, indexWorkers, out))...)
 
-	results, rates, err := runOverhead(ctx, 2, 100, time.Second)
+	results, rates, err := runOverhead(ctx, overheadOptions{rounds: 2, probes: 100, each: time.Second})
 	if err != nil {
 		return err
 	}

@@ -2,19 +2,12 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"net"
-	"net/http"
-	"net/http/httputil"
-	"net/url"
 	"strings"
 	"time"
 
-	"github.com/kinference/kinference/internal/bench/load"
-	"github.com/kinference/kinference/internal/bench/overhead"
 	"github.com/kinference/kinference/internal/bench/report"
 	"github.com/kinference/kinference/internal/bench/stats"
 	"github.com/kinference/kinference/internal/bench/virtual"
@@ -234,85 +227,4 @@ func traceOnce(ctx context.Context, text *wall.Text, trace []workload.TraceReque
 	options.Route = route
 	run, reuse, err := wall.RunTrace(ctx, text, trace, fleet, options)
 	return report.TraceResult{Policy: policy, Summary: run.Summarise(), Reuse: reuse}, err
-}
-
-func overheadCommand(ctx context.Context, fs *flag.FlagSet, args []string, out io.Writer) error {
-	rounds := fs.Int("rounds", 3, "rounds of each cell and path")
-	probes := fs.Int("probes", 100, "probes per round")
-	if err := fs.Parse(args); err != nil {
-		return err
-	}
-	results, rates, err := runOverhead(ctx, *rounds, *probes, 3*time.Second)
-	if err != nil {
-		return err
-	}
-	fmt.Fprint(out, overheadTitle, report.OverheadTable(results).Text(textStyle()), ratesTitle, report.RatesTable(rates).Text(textStyle()))
-	return nil
-}
-
-const ratesTitle = "\nRequests that a path carries when clients do not wait; clients and upstream share the cores\n"
-
-const overheadTitle = "\nAdded latency to the first event; the upstream answers at once\n"
-
-// fakeInterval is the distance of events in the streams that are held open.
-const fakeInterval = 250 * time.Millisecond
-
-// runOverhead measures the gateway beside a plain reverse proxy, both in this
-// process and in front of the same upstream.
-func runOverhead(ctx context.Context, rounds, probes int, each time.Duration) ([]overhead.Result, []overhead.Rate, error) {
-	var closers []func() error
-	defer func() {
-		for _, c := range closers {
-			_ = c()
-		}
-	}()
-	serve := func(h http.Handler) (string, error) {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return "", err
-		}
-		s := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute}
-		closers = append(closers, s.Close)
-		go func() { _ = s.Serve(l) }() // ends with Close
-		return l.Addr().String(), nil
-	}
-	upstream, err := serve(&load.Fake{Model: wall.Model, Interval: fakeInterval, BlockSize: 16})
-	if err != nil {
-		return nil, nil, err
-	}
-	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: upstream})
-	// The default keeps two idle connections per host: with many streams it
-	// would measure dialling.
-	proxy.Transport = &http.Transport{MaxIdleConnsPerHost: 4096, DisableCompression: true}
-	plain, err := serve(proxy)
-	if err != nil {
-		return nil, nil, err
-	}
-	c, err := control.Start(ctx, 1, 1, func(dir string) error {
-		return wall.WriteConfig(dir, wall.Model, []wall.Endpoint{{Name: "fake", Address: upstream}}, 250*time.Millisecond)
-	})
-	if err != nil {
-		return nil, nil, fmt.Errorf("start the gateway: %w", err)
-	}
-	closers = append(closers, c.Stop)
-	options := overhead.Options{
-		Model: wall.Model, Cells: overhead.Cells, Rounds: rounds, Probes: probes, Interval: fakeInterval,
-		Paths: []overhead.Path{{Name: overhead.Direct, URL: "http://" + upstream}, {Name: "reverse_proxy", URL: "http://" + plain}, {Name: virtual.Kinference, URL: c.URL}},
-	}
-	results, err := overhead.Run(ctx, options)
-	for _, r := range results {
-		if r.Failed > 0 {
-			err = errors.Join(err, fmt.Errorf("%s through %s: %d of %d probes failed", r.Cell.Name(), r.Path, r.Failed, r.Probes))
-		}
-	}
-	var rates []overhead.Rate
-	for _, cell := range overhead.CapacityCells {
-		if err != nil {
-			break
-		}
-		var more []overhead.Rate
-		more, err = overhead.Capacity(ctx, options, cell, each)
-		rates = append(rates, more...)
-	}
-	return results, rates, err
 }
