@@ -46,8 +46,14 @@ func (*stub) Followed() bool { return true }
 //
 //	go test -run - -bench Route -count 10 ./services/router
 func BenchmarkRoute(b *testing.B) {
-	for _, size := range []struct{ workers, blocks, blockSize int }{{3, 26, 784}, {16, 26, 784}, {64, 1250, 16}} {
-		b.Run(fmt.Sprintf("workers=%d/blocks=%d", size.workers, size.blocks), func(b *testing.B) {
+	for _, size := range []struct {
+		policy                     string
+		workers, blocks, blockSize int
+	}{
+		{schedule.K2, 3, 26, 784}, {schedule.K2, 8, 500, 16}, {schedule.K2, 64, 500, 16}, {schedule.K2, 64, 1250, 16},
+		{schedule.PredictedTTFT, 3, 26, 784}, {schedule.PredictedTTFT, 64, 1250, 16},
+	} {
+		b.Run(fmt.Sprintf("policy=%s/workers=%d/blocks=%d", size.policy, size.workers, size.blocks), func(b *testing.B) {
 			dir := b.TempDir()
 			var yaml strings.Builder
 			yaml.WriteString("apiVersion: kinference.buoyant.io/v1alpha1\nkind: InferenceWorkerSet\nmetadata: { name: sim, namespace: demo }\nspec:\n  models: [ { name: m } ]\n  endpoints:\n")
@@ -67,7 +73,7 @@ func BenchmarkRoute(b *testing.B) {
 			if c == nil {
 				b.Fatal(ps)
 			}
-			scheduler, err := schedule.New(schedule.Settings{})
+			scheduler, err := schedule.New(schedule.Settings{Policy: size.policy})
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -351,7 +351,7 @@ func (l *Line) enter(a *Ask, f found) (*waiter, error) {
 	switch {
 	case l.stopped:
 		return refuse(Stopped, time.Second)
-	case l.bytes+a.Bytes > l.MaxBytes && len(l.waiters) > 0:
+	case a.Bytes > 0 && l.bytes > 0 && l.bytes+a.Bytes > l.MaxBytes:
 		return refuse(Bytes, l.outlook(now))
 	}
 	w := &waiter{Ask: a, id: a.Request.ID, entered: now, turn: make(chan schedule.Dispatch, 1)}
