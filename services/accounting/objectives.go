@@ -138,6 +138,8 @@ func judged(u *usagev1.Usage) *objective.Event {
 		TTFT: given(u.Ttft), ITL: given(u.ItlMean), TPOT: given(u.Tpot), E2E: given(u.E2E),
 	}
 	switch {
+	case u.GetRoute() == "/tokenize" || u.GetRoute() == "/v1/messages/count_tokens": // no backend answers these
+		e.Outcome = objective.Refused
 	case u.GetOverload():
 		e.Outcome = objective.Overload
 	case u.GetOutcome() == usagev1.Outcome_OUTCOME_FAILED:

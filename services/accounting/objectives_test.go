@@ -110,6 +110,7 @@ func TestObjectives(t *testing.T) {
 	await(6, 6, 6)
 	send(2, func(u *usagev1.Usage) { u.Ttft = proto.Float64(3) })
 	send(1, func(u *usagev1.Usage) { u.Outcome = usagev1.Outcome_OUTCOME_REFUSED })
+	send(1, func(u *usagev1.Usage) { u.Route = "/tokenize" })
 	send(1, func(u *usagev1.Usage) {
 		u.Outcome, u.Overload, u.Ttft, u.Tokens, u.Cost = usagev1.Outcome_OUTCOME_REFUSED, true, nil, nil, nil
 	})
@@ -121,7 +122,7 @@ func TestObjectives(t *testing.T) {
 	if !strings.Contains(got.GetRules(), `objective="InferencePool/ns/chat/ttft"`) {
 		t.Errorf("rules:\n%s", got.GetRules())
 	}
-	e.requests(9) // of 10 events one used nothing
+	e.requests(10) // of 11 events one was refused for lack of room
 	page := httptest.NewRecorder()
 	e.shell.Admin().ServeHTTP(page, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	if want := `kinference_objective_requests_total{objective="InferencePool/ns/chat/ttft",otel_scope_name`; !strings.Contains(page.Body.String(), want) || !strings.Contains(page.Body.String(), `result="bad"`) {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"slices"
+	"time"
 
 	"github.com/kinference/kinference/internal/anthropic"
 	"github.com/kinference/kinference/internal/openai"
@@ -25,7 +26,8 @@ const (
 )
 
 // counts answers what only asks how many tokens a request has: by our own
-// tokenizer, else by a worker's. Nothing is routed, reserved or metered.
+// tokenizer, else by a worker's. Nothing is routed. It is a request in limits of
+// requests, and uses nothing else: no tokens are generated or charged.
 func (v *server) counts(w http.ResponseWriter, r *http.Request, a *admission) {
 	id := v.requestID(r)
 	w.Header().Set("X-Request-Id", id)
@@ -33,12 +35,17 @@ func (v *server) counts(w http.ResponseWriter, r *http.Request, a *admission) {
 		wrongMethod(w, "POST")
 		return
 	}
-	x := &exchange{server: v, admission: a, w: w, r: r, id: id, unique: meter.NewID(), label: otherModel}
+	x := &exchange{server: v, admission: a, w: w, r: r, id: id, unique: meter.NewID(), label: otherModel, counting: true}
 	if a.path == pathCount {
 		x.messages = &anthropic.Request{}
 	}
+	defer func() {
+		x.finishUsage()
+		x.settle()
+	}()
 	body, release, e := x.readBody()
 	defer release()
+	x.began = time.Now()
 	if e == nil && body == nil {
 		x.leave()
 		return
@@ -53,16 +60,25 @@ func (v *server) counts(w http.ResponseWriter, r *http.Request, a *admission) {
 		e = x.resolve()
 	}
 	if e == nil {
+		x.attributes, e = x.attributesOf()
+	}
+	if e == nil {
+		e = x.reserve()
+	}
+	if e == nil {
 		x.prompts = v.prompts.Make(x.ctx, &x.req, x.model.Considered)
 		if x.messages != nil {
 			x.countMessages()
-			return
+		} else {
+			e = x.tokenize()
 		}
-		e = x.tokenize()
 	}
 	if e != nil {
+		x.status = e.Status
 		writeError(w, e)
+		return
 	}
+	x.status, x.result.Committed = http.StatusOK, true
 }
 
 // parseCount reads a body of count_tokens, or of /tokenize: a chat or a prompt.

@@ -231,8 +231,11 @@ func textTokens(v openai.Value) int {
 
 // reserve takes what the request may use from all limits it must fit.
 func (x *exchange) reserve() *openai.Error {
-	room := x.room()
-	x.defaultMaxTokens(room)
+	room := int64(0)
+	if !x.counting {
+		room = x.room()
+		x.defaultMaxTokens(room)
+	}
 	table := x.limits.table.Load()
 	if table.Empty() {
 		return nil
@@ -246,10 +249,13 @@ func (x *exchange) reserve() *openai.Error {
 	if len(l.charges) == 0 {
 		return nil
 	}
-	use := limits.Use{Estimated: true, Input: x.promptTokens(), Prices: x.admission.view.Prices(x.model.Name)}
-	ask := limits.Ask{Max: int64(x.req.MaxTokens), Room: room, Choices: l.choices * int64(max(1, x.req.Prompts))}
-	l.estimate = x.limits.learned.Estimate(x.caller.Name(), x.model.Root, ask, limits.Lend(l.charges))
-	use.Output, use.GPU = l.estimate.Output, l.estimate.GPU
+	var use limits.Use
+	if !x.counting {
+		use = limits.Use{Estimated: true, Input: x.promptTokens(), Prices: x.admission.view.Prices(x.model.Name)}
+		ask := limits.Ask{Max: int64(x.req.MaxTokens), Room: room, Choices: l.choices * int64(max(1, x.req.Prompts))}
+		l.estimate = x.limits.learned.Estimate(x.caller.Name(), x.model.Root, ask, limits.Lend(l.charges))
+		use.Output, use.GPU = l.estimate.Output, l.estimate.GPU
+	}
 	request := limit.Request{Organisation: x.caller.Organisation(), ID: x.unique, Charges: make([]limit.Charge, len(l.charges))}
 	if request.Organisation == "" { // an open gateway
 		request.Organisation = "-"
@@ -348,6 +354,8 @@ func (x *exchange) settle() {
 func (x *exchange) used() (limits.Use, bool) {
 	r := &x.result
 	switch {
+	case x.counting:
+		return limits.Use{}, true
 	case r.Committed:
 	case r.Reason == proxy.Canceled:
 		if r.Sent.IsZero() { // it was asked for, but nothing was done yet

@@ -60,6 +60,7 @@ type exchange struct {
 	measured   measured
 	retry      retry
 
+	counting   bool // it only asks how many tokens it has
 	routed     bool // the router has it in its ledger
 	overloaded bool // the router had no room for it
 	attempts   int

@@ -267,6 +267,10 @@ func (x *exchange) tokens(r *meter.Record, res *proxy.Result) (t meter.Tokens) {
 // counts it in the metrics.
 func (x *exchange) finishUsage() {
 	r := x.measure()
+	if x.counting && x.result.Committed { // no backend answered it, and it used no tokens
+		r.Tokens = meter.Tokens{Input: meter.Report(0), Output: meter.Report(0)}
+		x.measured.open = x.server.usage.recorder.Begin(r)
+	}
 	if x.measured.open == nil && x.attempts == 0 && x.overloaded {
 		// No backend had it and it used nothing, but objectives count it.
 		r.Overload = true
