@@ -3,6 +3,8 @@ package schedule
 import (
 	"math"
 	"slices"
+
+	"github.com/kinference/kinference/internal/kvhash"
 )
 
 // maxPagesWait bounds the wait for KV pages under PredictedTTFT, in seconds; it
@@ -24,8 +26,9 @@ func (s *Scheduler) speed(class string) *Speed {
 // happens there.
 type view struct {
 	at      float64 // when it was made
+	checked float64 // when it was last found to hold
 	changes uint64  // of the worker, and
-	samples int     // of its group, at that time
+	group   float64 // log of its group's slowness, at that time
 	serial  uint64  // counts views; 0: there is none
 
 	speed  *Speed
@@ -33,25 +36,37 @@ type view struct {
 	fresh  bool
 	b, ctx float64 // decoders and their context
 	ahead  float64 // prefill time of the requests of others that wait there
+	queue  float64 // prefill time before a new request, when last checked
+	cold   float64 // work sent there of late
+	busy   int     // requests in flight, those of others too
 	step   float64 // time of a decode step
 	free   float64 // KV pages; infinite when not known
 	exits  []exit  // made when it is needed
 }
 
-// viewAge is how long a view lasts at most, in seconds: waits for pages, the
-// age of samples and what fades of the calibration move with time alone.
-const viewAge = 1
+const (
+	// viewAge is how long a view lasts at most, in seconds: waits for pages, the
+	// age of samples and what fades of the calibration move with time alone.
+	viewAge = 1
+	// viewDrift is by how much the group's slowness may change meanwhile, in log
+	// units: each sample of any worker moves it a little.
+	viewDrift = 0.01
+)
 
 // look brings the view of c's worker up to date.
 func (s *Scheduler) look(t float64, w *worker, c *Candidate) *view {
 	v := &w.view
+	if v.checked == t && v.changes == w.changes {
+		return v
+	}
 	s.assume(t, w)
-	if v.serial > 0 && v.changes == w.changes && v.samples == w.group.samples && t-v.at < viewAge {
+	if v.serial > 0 && v.changes == w.changes && math.Abs(v.group-w.group.logS) < viewDrift && t-v.at < viewAge {
+		v.checked, v.queue = t, w.queue(t)+v.ahead
 		return v
 	}
 	w.prune(t - s.grace)
 	speed := s.speed(c.Class)
-	*v = view{at: t, changes: w.changes, samples: w.group.samples, serial: v.serial + 1, speed: speed, slow: w.slowness(t),
+	*v = view{at: t, checked: t, changes: w.changes, group: w.group.logS, serial: v.serial + 1, speed: speed, slow: w.slowness(t),
 		fresh: w.sampled > 0 && t-w.sampled <= s.fresh, b: float64(len(w.running)), ctx: w.context, free: math.Inf(1)}
 	if v.fresh {
 		tokens, work := w.meanTokens, w.meanWork
@@ -62,6 +77,8 @@ func (s *Scheduler) look(t float64, w *worker, c *Candidate) *view {
 		v.ctx += w.othersRunning * tokens
 		v.ahead = w.othersWaiting * work
 	}
+	v.queue, v.cold = w.queue(t)+v.ahead, w.coldNow(t)
+	v.busy = w.inFlight() + int(w.othersRunning+w.othersWaiting+0.5)
 	v.step = speed.decodeStep(v.b, v.ctx) * v.slow
 	if w.pages.total > 0 {
 		own, _ := w.own(t, v.step, s)
@@ -104,6 +121,9 @@ type pair struct {
 	work    float64 // what the requests behind wait for
 	need    float64 // KV pages
 	loss    float64 // expected prefill time of what it would push out
+
+	tie  kvhash.Hash // decides between equals
+	tied bool        // it has been made
 }
 
 // fit brings the pair of c and its worker up to date.
@@ -165,9 +185,11 @@ func (s *Scheduler) pairOf(t float64, c *Candidate) pair {
 // wait is how long the request waits at the worker until its prefill begins;
 // queued is the part of it that is not the decode step under way.
 func (s *Scheduler) wait(t float64, p *pair, v *view, c *Candidate) (wait, queued float64) {
-	queued = p.w.queue(t) + v.ahead
+	queued = v.queue
 	if s.k2 {
-		queued = max(queued, s.kvWait(t, p.w, p.need))
+		if p.need > v.free {
+			queued = max(queued, s.kvWait(t, p.w, p.need))
+		}
 	} else if v.fresh && c.TotalBlocks > 0 && c.BlockSize > 0 {
 		queued = max(queued, s.pagesWait(t, p.w, c, v))
 	}
@@ -183,7 +205,7 @@ func (s *Scheduler) estimate(t float64, c *Candidate, p *pair, o Objective, held
 	w := p.w
 	*est = Estimate{
 		Worker: c.Worker, Profile: c.Profile, Tokens: max(c.Tokens, 0), Matched: p.matched, Anticipated: p.anticipated, Fetched: p.fetched, Cached: p.cached,
-		InFlight: w.inFlight(), Load: c.Load, Slowness: v.slow, w: w, c: c, prefill: p.prefill, work: p.work, cold: w.coldNow(t),
+		InFlight: w.inFlight(), Load: c.Load, Slowness: v.slow, w: w, c: c, prefill: p.prefill, work: p.work, cold: v.cold,
 	}
 	if v.fresh {
 		est.Others = w.othersWaiting + w.othersRunning

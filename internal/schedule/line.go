@@ -312,7 +312,7 @@ func (s *Scheduler) Line(now time.Time) []Waiting {
 			v := s.fit(t, p, c)
 			wait := s.predict(t, x)
 			y.Worker, y.Wait = c.Worker, s.duration(wait)
-			y.TTFT = s.duration(wait + min(horizon, p.w.queue(t)+v.ahead) + p.prefill*v.slow + v.speed.Latency)
+			y.TTFT = s.duration(wait + min(horizon, v.queue) + p.prefill*v.slow + v.speed.Latency)
 		}
 		out = append(out, y)
 	}

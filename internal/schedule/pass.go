@@ -1,9 +1,10 @@
 package schedule
 
 import (
-	"cmp"
 	"math"
 	"time"
+
+	"github.com/kinference/kinference/internal/kvhash"
 )
 
 // Pass dispatches all requests that can go now and books them. Call it after
@@ -40,13 +41,20 @@ func (s *Scheduler) passAll(t float64) []Dispatch {
 
 // next dispatches the first request of the line that can go.
 func (s *Scheduler) next(t float64) (d Dispatch, ok bool) {
+	open := s.open(t)
 	for _, x := range s.waiters {
+		if !open && x.asked && x.best >= 0 {
+			continue // no worker can take anything: what is best can wait
+		}
 		if !x.asked {
 			if s.ask(t, x); x.answer.leaves() {
 				return s.dispatch(t, x), true
 			}
 		}
 		s.best(t, x)
+	}
+	if !open {
+		return Dispatch{}, false
 	}
 	order := s.sorted(t)
 	most := [3]float64{} // virtual time of the best served tenant of each class
@@ -92,6 +100,16 @@ func (s *Scheduler) next(t float64) (d Dispatch, ok bool) {
 	return Dispatch{}, false
 }
 
+// open tells whether any worker's queue is short enough to add to it.
+func (s *Scheduler) open(t float64) bool {
+	for _, w := range s.workers {
+		if v := &w.view; v.serial == 0 || v.checked < t && w.queue(t)+v.ahead <= horizon || v.checked == t && v.queue <= horizon || s.empty(w) || w.booked() == 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // empty tells whether nothing is in flight at the worker.
 func (s *Scheduler) empty(w *worker) bool {
 	return w.inFlight() == 0 && w.othersRunning+w.othersWaiting == 0
@@ -110,7 +128,7 @@ func (s *Scheduler) ready(t float64, x *waiter, p *pair, c *Candidate) Hold {
 	if t-x.entered > patience && w.booked() == 0 {
 		return HoldNone // what is there is not ours, and may never end
 	}
-	if w.queue(t)+v.ahead > horizon {
+	if v.queue > horizon {
 		return HoldQueue
 	}
 	if s.kvWait(t, w, p.need) > 0 {
@@ -138,7 +156,9 @@ func (s *Scheduler) spoils(x *waiter, p *pair, c *Candidate) bool {
 		return false
 	}
 	for _, y := range s.waiters {
-		s.claim(y)
+		if y != x { // what it needs itself is not evicted
+			s.claim(y)
+		}
 	}
 	own := blocks{c.Hashes, 1}
 	room := int(w.view.free) - w.mirror.cached
@@ -303,7 +323,7 @@ func (s *Scheduler) best(t float64, x *waiter) {
 	limit := least + max(tieSeconds, tieShare*least)
 	best := -1
 	for i := range x.c {
-		if scores[i] <= limit && !x.p[i].barred && (best < 0 || s.better(t, x, i, best)) {
+		if scores[i] <= limit && !x.p[i].barred && (best < 0 || s.better(x, i, best)) {
 			best = i
 		}
 	}
@@ -314,20 +334,29 @@ func (s *Scheduler) best(t float64, x *waiter) {
 }
 
 // better tells whether candidate i of a waiter wins its tie with j.
-func (s *Scheduler) better(t float64, x *waiter, i, j int) bool {
+func (s *Scheduler) better(x *waiter, i, j int) bool {
 	a, b := &x.p[i], &x.p[j]
 	if a.cached != b.cached {
 		return a.cached > b.cached
 	}
-	busy := func(w *worker) int { return w.inFlight() + int(w.othersRunning+w.othersWaiting+0.5) }
-	if m, n := busy(a.w), busy(b.w); m != n {
-		return m < n
+	v, w := &a.w.view, &b.w.view
+	if v.busy != w.busy {
+		return v.busy < w.busy
 	}
 	unit := max(min(a.work, b.work), 1e-6)
-	if d := math.Round(a.w.coldNow(t)/unit) - math.Round(b.w.coldNow(t)/unit); d != 0 {
+	if d := math.Round(v.cold/unit) - math.Round(w.cold/unit); d != 0 {
 		return d < 0
 	}
-	return cmp.Compare(tieHash(&x.r, &x.c[i], a.w.name), tieHash(&x.r, &x.c[j], b.w.name)) > 0
+	return x.tie(i) > x.tie(j)
+}
+
+// tie is the hash that decides last for candidate i.
+func (x *waiter) tie(i int) kvhash.Hash {
+	p := &x.p[i]
+	if !p.tied {
+		p.tie, p.tied = tieHash(&x.r, &x.c[i], p.w.name), true
+	}
+	return p.tie
 }
 
 // predict is how much longer a request will wait in line: the prefills before
@@ -338,7 +367,7 @@ func (s *Scheduler) predict(t float64, x *waiter) float64 {
 	}
 	p, c := &x.p[x.best], &x.c[x.best]
 	v := s.fit(t, p, c)
-	queue := p.w.queue(t) + v.ahead - horizon
+	queue := v.queue - horizon
 	n := 0
 	for _, y := range s.waiters {
 		if y == x || y.rank > x.rank || y.key > x.key {
@@ -372,7 +401,7 @@ func (s *Scheduler) Wake(now time.Time) (at time.Time, ok bool) {
 		}
 		p := &x.p[x.best]
 		v := s.fit(t, p, &x.c[x.best])
-		if over := p.w.queue(t) + v.ahead - horizon; over > 0 {
+		if over := v.queue - horizon; over > 0 {
 			next = min(next, t+over)
 		}
 		if x.hold == HoldProtect {
