@@ -12,6 +12,7 @@ command -v npm >/dev/null || missing+=(nodejs npm)
 command -v redis-server >/dev/null || missing+=(redis-server)
 command -v postgres >/dev/null || ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || missing+=(postgresql)
 command -v promtool >/dev/null || missing+=(prometheus)
+command -v chromium >/dev/null || missing+=(chromium)
 if [ ${#missing[@]} -gt 0 ]; then
   if [ "$(id -u)" != 0 ]; then
     echo "please install: ${missing[*]}" >&2

@@ -43,8 +43,8 @@ namespace kinference.`,
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "endpoint %s/v1\nadmin    %s\nrouter   %s\n\nfor kinfctl:\n  export KINFERENCE_ADMIN=%s KINFERENCE_ADMIN_TOKEN_FILE=%s\n  export KINFERENCE_ACCOUNTING=%s\n",
-				s.URL(), s.AdminURL(), s.RouterURL(), s.AdminAPIURL(), s.AdminTokenFile(), s.AccountingURL())
+			fmt.Fprintf(cmd.OutOrStdout(), "endpoint %s/v1\nadmin    %s\nrouter   %s\nconsole  %s\n\nfor kinfctl:\n  export KINFERENCE_ADMIN=%s KINFERENCE_ADMIN_TOKEN_FILE=%s\n  export KINFERENCE_ACCOUNTING=%s\n",
+				s.URL(), s.AdminURL(), s.RouterURL(), s.ConsoleURL(), s.AdminAPIURL(), s.AdminTokenFile(), s.AccountingURL())
 			select {
 			case err = <-s.Failed():
 			case <-cmd.Context().Done():
@@ -70,7 +70,7 @@ namespace kinference.`,
 	f.StringVar(&o.Ledger, "ledger", "", "place of the ledger of usage: the path of a SQLite file, or a postgres:// URL; empty: a file in the data folder")
 	f.StringVar(&o.DataDir, "data", "", "folder for JetStream's files, usage events, the ledger and the admin token; empty: temporary")
 	f.StringVar(&o.NATSURL, "nats-url", "", "existing NATS server; empty: embedded")
-	f.StringVar(&o.Policy, "policy", "", "scheduling policy: predictedttft (default), leastrequests, roundrobin, connection or random")
+	f.StringVar(&o.Policy, "policy", "", "scheduling policy: k2 (default), predictedttft, leastrequests, roundrobin, connection, random, or one of those in docs/benchmarks")
 	f.StringVar(&level, "log-level", "info", "debug, info, warn or error")
 	f.StringVar(&o.LogFormat, "log-format", "text", "json or text")
 	f.DurationVar(&o.DrainTimeout, "drain-timeout", daemon.DefaultDrainTimeout, "time for requests to finish after a stop signal")

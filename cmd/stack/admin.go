@@ -51,11 +51,15 @@ func (s *Stack) configure(c router.Config, o Options) router.Config {
 	c.AdminAPIListener, s.api.listener = s.api.listener, nil
 	c.AdminAPIListen, c.AdminSecret = s.addrs["admin API"], s.api.secret
 	c.AdminTokens, c.AdminAudit = o.AdminTokens, o.AdminAudit
+	c.AccountingURL = s.AccountingURL()
 	return c
 }
 
 // AdminAPIURL is the base URL of the admin API.
 func (s *Stack) AdminAPIURL() string { return "http://" + s.addrs["admin API"] }
+
+// ConsoleURL is the web page's.
+func (s *Stack) ConsoleURL() string { return s.AdminAPIURL() + "/console/" }
 
 // AdminTokenFile is the file with a token that may do all there. It is new with each
 // stack.

@@ -104,7 +104,7 @@ func (c *Config) withDefaults() Config {
 	d.ProbeInterval = def(d.ProbeInterval, 2*time.Second)
 	d.Identity = def(d.Identity, identity())
 	d.LeaseNamespace = def(d.LeaseNamespace, "kinference")
-	d.Policy = def(d.Policy, schedule.PredictedTTFT)
+	d.Policy = def(d.Policy, schedule.K2)
 	d.TimeScale = def(d.TimeScale, 1)
 	d.Lease = def(d.Lease, 30*time.Minute)
 	d.MaxWaiting = def(d.MaxWaiting, 4096)
