@@ -16,6 +16,9 @@ func AppendMessage(dst, completion []byte, a Answer) ([]byte, error) {
 	if err := chunk.Parse(completion); err != nil {
 		return nil, err
 	}
+	if own := ownMessage(chunk.Object(), &a); own != nil {
+		return append(dst, own...), nil
+	}
 	var choice, message openai.Object
 	for v := range chunk.Object().Get("choices").Elements() {
 		if v.Kind != openai.Obj || choice.Parse(v.Raw, 0) != nil {

@@ -42,7 +42,18 @@ func (s *ChatStream) Event(dst, data []byte) ([]byte, *openai.Error) {
 	if o.Parse(data, 0) != nil {
 		return s.fail(dst, openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The provider gave no valid answer."))
 	}
-	switch kind, _ := o.Get("type").Text(); kind {
+	kind, _ := o.Get("type").Text()
+	from := len(dst)
+	dst, e := s.event(dst, kind, data)
+	if s.a.Own && e == nil && ownEvents[kind] {
+		dst = s.own(dst, from, data)
+	}
+	return dst, e
+}
+
+func (s *ChatStream) event(dst []byte, kind string, data []byte) ([]byte, *openai.Error) {
+	o := &s.obj
+	switch kind {
 	case "message_start":
 		if m := o.Get("message"); m.Kind == openai.Obj && s.sub.Parse(m.Raw, 0) == nil {
 			s.usage.take(s.sub.Get("usage"))

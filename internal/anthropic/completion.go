@@ -14,6 +14,9 @@ type Completion struct {
 	ID      string // chatcmpl-…
 	Model   string // as the client named it
 	Created int64  // Unix time
+	// Own puts the message or event that it was made of into each answer, for
+	// [Stream] and [AppendMessage].
+	Own bool
 }
 
 // AppendChat appends a provider's message as a chat completion. The error
@@ -68,8 +71,11 @@ func AppendChat(dst, message []byte, a Completion) ([]byte, openai.Usage, error)
 	dst = appendFinish(dst, reason, o.Get("stop_sequence"))
 	u := messageUsage{}
 	u.take(o.Get("usage"))
-	dst = append(dst, `}],"usage":`...)
-	return append(u.append(dst), '}'), u.total(), nil
+	dst = u.append(append(dst, `}],"usage":`...))
+	if a.Own {
+		dst = append(append(dst, `,"`+ownName+`":`...), openai.Compact(message)...)
+	}
+	return append(dst, '}'), u.total(), nil
 }
 
 func stringsOnly(list []openai.Value) []openai.Value {

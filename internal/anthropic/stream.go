@@ -32,6 +32,7 @@ type Stream struct {
 	a             Answer
 	seq           *blocks.Sequence
 	opened, ended bool
+	own           bool // the client gets a provider's own events
 	open          blocks.Block
 }
 
@@ -85,6 +86,9 @@ func (s *Stream) Chunk(dst, data []byte) []byte {
 	if fault := s.seq.Parse(data); fault != nil {
 		return s.Error(dst, fault)
 	}
+	if out, ok := s.passed(dst, s.seq.Member(ownName)); ok || s.own {
+		return out
+	}
 	dst, fault := s.seq.Take(s.Open(dst))
 	if fault != nil {
 		return s.Error(dst, fault)
@@ -96,6 +100,10 @@ func (s *Stream) Chunk(dst, data []byte) []byte {
 func (s *Stream) End(dst []byte) []byte {
 	if s.ended {
 		return dst
+	}
+	if s.own {
+		s.ended = true
+		return append(dst, "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"...)
 	}
 	dst = s.seq.Close(s.Open(dst))
 	s.ended = true

@@ -111,6 +111,9 @@ func (s *Sequence) Parse(data []byte) *openai.Error {
 	return nil
 }
 
+// Member is a member of the parsed chunk.
+func (s *Sequence) Member(name string) openai.Value { return s.chunk.Object().Get(name) }
+
 // Take writes the content of the parsed chunk.
 func (s *Sequence) Take(dst []byte) ([]byte, *openai.Error) {
 	for choice := range s.chunk.Object().Get("choices").Elements() {

@@ -57,6 +57,11 @@ type Call struct {
 	// provider does not, Created is a Unix time for the same.
 	Model, ID string
 	Created   int64
+	// Messages is the body that the client of the Messages API sent, of which Body was
+	// made, for a provider of the same API; nil for clients of other APIs. Version and
+	// Beta are the client's own headers.
+	Messages      *openai.Object
+	Version, Beta string
 }
 
 // Request is what to send, by POST.

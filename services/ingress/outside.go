@@ -127,6 +127,10 @@ func (x *exchange) providerOf(endpoint *routerv1.Endpoint, body []byte) (*proxy.
 		FirstByte: t.GetFirstByte().AsDuration(), Idle: t.GetIdle().AsDuration(), Total: t.GetTotal().AsDuration(), Concurrency: int(min(t.GetConcurrency(), 1<<30)),
 		Call: provider.Call{Route: x.req.Route, Body: object, Stream: x.req.Stream, Model: x.req.Model, ID: x.unique, Created: time.Now().Unix()},
 	}
+	if x.messages != nil && p.Target.Schema == v1alpha1.SchemaAnthropic {
+		p.Call.Messages = &x.messages.Body
+		p.Call.Version, p.Call.Beta = x.r.Header.Get("Anthropic-Version"), strings.Join(x.r.Header.Values("Anthropic-Beta"), ",")
+	}
 	if t == nil { // from a router that is a version behind
 		p.Target.Schema, p.Target.Endpoint = v1alpha1.SchemaOpenAICompatible, strings.TrimRight(endpoint.GetUrl(), "/")+"/v1"
 	}

@@ -87,9 +87,9 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, in map[string]an
 	}
 	switch {
 	case s.schema == v1alpha1.SchemaAnthropic && stream:
-		s.messageEvents(e, tool)
+		s.messageEvents(e, tool, in["thinking"] != nil)
 	case s.schema == v1alpha1.SchemaAnthropic:
-		s.message(w, tool)
+		s.message(w, tool, in["thinking"] != nil)
 	case strings.HasSuffix(r.URL.Path, "/converse-stream"):
 		converseEvents(e, tool)
 	case strings.HasSuffix(r.URL.Path, "/converse"):
@@ -146,16 +146,22 @@ func (s *Server) chunks(e *events, tool string, usage bool) {
 	e.send(false, []byte("data: [DONE]\n\n"), nil)
 }
 
-func (s *Server) message(w io.Writer, tool string) {
+// messageUsage is what Anthropic tells beside the counts that others have as well.
+const messageUsage = `{"input_tokens":6,"cache_creation_input_tokens":2,"cache_read_input_tokens":4,"cache_creation":{"ephemeral_5m_input_tokens":2,"ephemeral_1h_input_tokens":0},"output_tokens":5,"service_tier":"standard"}`
+
+func (s *Server) message(w io.Writer, tool string, thinks bool) {
 	block, reason := `{"type":"text","text":`+quote(Text)+`}`, "end_turn"
 	if tool != "" {
 		block, reason = `{"type":"tool_use","id":"toolu_1","name":`+quote(tool)+`,"input":`+Arguments+`}`, "tool_use"
 	}
-	fmt.Fprintf(w, `{"id":"msg_1","type":"message","role":"assistant","model":%q,"content":[%s],"stop_reason":%q,"stop_sequence":null,"usage":{"input_tokens":8,"cache_creation_input_tokens":0,"cache_read_input_tokens":4,"output_tokens":5}}`,
-		s.model, block, reason)
+	if thinks {
+		block = `{"type":"thinking","thinking":"Hm.","signature":"` + Signature + `"},` + block
+	}
+	fmt.Fprintf(w, `{"id":"msg_1","type":"message","role":"assistant","model":%q,"content":[%s],"stop_reason":%q,"stop_sequence":null,"usage":%s}`,
+		s.model, block, reason, messageUsage)
 }
 
-func (s *Server) messageEvents(e *events, tool string) {
+func (s *Server) messageEvents(e *events, tool string, thinks bool) {
 	e.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	fault := []byte("event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"Overloaded " + Account + "\"}}\n\n")
 	send := func(content bool, kind, rest string) {
@@ -163,21 +169,29 @@ func (s *Server) messageEvents(e *events, tool string) {
 	}
 	send(false, "message_start", fmt.Sprintf(`,"message":{"id":"msg_1","type":"message","role":"assistant","model":%q,"content":[],"stop_reason":null,"usage":{"input_tokens":8,"cache_read_input_tokens":4,"output_tokens":1}}`, s.model))
 	send(false, "ping", "")
+	index := `,"index":0`
+	if thinks {
+		send(false, "content_block_start", index+`,"content_block":{"type":"thinking","thinking":"","signature":""}`)
+		send(true, "content_block_delta", index+`,"delta":{"type":"thinking_delta","thinking":"Hm."}`)
+		send(true, "content_block_delta", index+`,"delta":{"type":"signature_delta","signature":"`+Signature+`"}`)
+		send(false, "content_block_stop", index)
+		index = `,"index":1`
+	}
 	reason := "end_turn"
 	if tool == "" {
-		send(false, "content_block_start", `,"index":0,"content_block":{"type":"text","text":""}`)
+		send(false, "content_block_start", index+`,"content_block":{"type":"text","text":""}`)
 		for _, p := range pieces(Text) {
-			send(true, "content_block_delta", `,"index":0,"delta":{"type":"text_delta","text":`+quote(p)+`}`)
+			send(true, "content_block_delta", index+`,"delta":{"type":"text_delta","text":`+quote(p)+`}`)
 		}
 	} else {
 		reason = "tool_use"
-		send(false, "content_block_start", `,"index":0,"content_block":{"type":"tool_use","id":"toolu_1","name":`+quote(tool)+`,"input":{}}`)
+		send(false, "content_block_start", index+`,"content_block":{"type":"tool_use","id":"toolu_1","name":`+quote(tool)+`,"input":{}}`)
 		for _, p := range pieces(Arguments) {
-			send(true, "content_block_delta", `,"index":0,"delta":{"type":"input_json_delta","partial_json":`+quote(p)+`}`)
+			send(true, "content_block_delta", index+`,"delta":{"type":"input_json_delta","partial_json":`+quote(p)+`}`)
 		}
 	}
-	send(false, "content_block_stop", `,"index":0`)
-	send(false, "message_delta", `,"delta":{"stop_reason":"`+reason+`","stop_sequence":null},"usage":{"input_tokens":8,"cache_read_input_tokens":4,"output_tokens":5}`)
+	send(false, "content_block_stop", index)
+	send(false, "message_delta", `,"delta":{"stop_reason":"`+reason+`","stop_sequence":null},"usage":`+messageUsage)
 	send(false, "message_stop", "")
 }
 

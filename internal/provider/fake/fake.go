@@ -37,6 +37,8 @@ const (
 	Account = "org-4KfTz9SecretAccount"
 	// Key is what the servers let in, unless SetKey says otherwise.
 	Key = "test-key-1"
+	// Signature is of what Anthropic's model thinks, and no other is taken back.
+	Signature = "EqQBCgIYAhIM1gbcDa9GJwZA2b3h"
 	// AccessKey is Bedrock's, as in AWS's own examples.
 	AccessKey = "AKIDEXAMPLE"
 	SecretKey = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY" // of AccessKey
@@ -67,6 +69,7 @@ type Seen struct {
 	Remote string // address of the connection
 	Header http.Header
 	Body   map[string]any
+	Raw    []byte // Body as it came
 }
 
 // Server is a provider.
@@ -160,7 +163,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	if why != "" {
 		s.refused = append(s.refused, why)
 	} else {
-		s.seen = append(s.seen, Seen{r.URL.RequestURI(), r.Proto, r.RemoteAddr, r.Header.Clone(), in})
+		s.seen = append(s.seen, Seen{r.URL.RequestURI(), r.Proto, r.RemoteAddr, r.Header.Clone(), in, body})
 	}
 	s.mu.Unlock()
 	if why != "" {
@@ -216,7 +219,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 func (s *Server) check(r *http.Request, key string, body []byte, in map[string]any) (status int, why string) {
 	for name := range r.Header {
 		if !slices.Contains([]string{
-			"Content-Type", "Content-Length", "Accept", "Accept-Encoding", "User-Agent", "Authorization", "Api-Key", "X-Api-Key", "Anthropic-Version",
+			"Content-Type", "Content-Length", "Accept", "Accept-Encoding", "User-Agent", "Authorization", "Api-Key", "X-Api-Key", "Anthropic-Version", "Anthropic-Beta",
 			"X-Amz-Date", "X-Amz-Security-Token", "Traceparent",
 		}, name) {
 			return http.StatusBadRequest, "unexpected header " + name
@@ -235,6 +238,9 @@ func (s *Server) check(r *http.Request, key string, body []byte, in map[string]a
 			return http.StatusUnauthorized, "invalid x-api-key"
 		case r.Header.Get("Anthropic-Version") != "2023-06-01":
 			return http.StatusBadRequest, "anthropic-version: header is required"
+		}
+		if _, ok := in["context_management"]; ok && !strings.Contains(r.Header.Get("Anthropic-Beta"), "context-management") {
+			return http.StatusBadRequest, "context_management: Extra inputs are not permitted"
 		}
 		return s.checkMessages(in)
 	case v1alpha1.SchemaBedrock:
@@ -315,7 +321,7 @@ func (s *Server) checkChat(in map[string]any, model bool) (int, string) {
 }
 
 func (s *Server) checkMessages(in map[string]any) (int, string) {
-	if name := unknown(in, "model", "messages", "max_tokens", "system", "stream", "temperature", "top_p", "top_k", "stop_sequences", "tools", "tool_choice", "thinking", "output_config"); name != "" {
+	if name := unknown(in, "model", "messages", "max_tokens", "system", "stream", "temperature", "top_p", "top_k", "stop_sequences", "tools", "tool_choice", "thinking", "output_config", "context_management", "cache_control"); name != "" {
 		return http.StatusBadRequest, name + ": Extra inputs are not permitted"
 	}
 	if n, ok := in["max_tokens"].(float64); !ok || n < 1 {
@@ -328,7 +334,10 @@ func (s *Server) checkMessages(in map[string]any) (int, string) {
 		if b["type"] == "text" && b["text"] == "" {
 			return "text content blocks must be non-empty"
 		}
-		return unknown(b, "type", "text", "source", "id", "name", "input", "tool_use_id", "content")
+		if b["type"] == "thinking" && b["signature"] != Signature {
+			return "Invalid `signature` in `thinking` block"
+		}
+		return unknown(b, "type", "text", "source", "id", "name", "input", "tool_use_id", "content", "is_error", "thinking", "signature", "cache_control")
 	})
 }
 
@@ -347,6 +356,9 @@ func alternate(list any, block func(map[string]any) string) (int, string) {
 		}
 		last = role
 		content, _ := m["content"].([]any)
+		if text, ok := m["content"].(string); ok {
+			content = []any{map[string]any{"type": "text", "text": text}}
+		}
 		if len(content) == 0 {
 			return http.StatusBadRequest, "messages: content is empty"
 		}
