@@ -5,7 +5,7 @@ MODULES := proto api internal services/accounting services/classifier services/i
 SERVICES := ingress router kvtracker limiter classifier accounting
 TOOLS := bin/.tools
 
-.PHONY: help build demo dev newcomer test test-go interop interop-vllm bench bench-quick bench-vllm eval-classifier fuzz generate lint check tidy clean
+.PHONY: help build demo dev newcomer test test-go interop interop-vllm bench bench-quick bench-vllm eval-classifier chaos fuzz generate lint check tidy clean
 
 help: ## List the targets.
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ bench-vllm: ## Measure on real vLLM engines with GuideLLM; rewrites docs/benchma
 
 eval-classifier: ## Measure the classifier on labelled files (FILES; PRESIDIO=1 beside Presidio).
 	scripts/eval-classifier.sh $(FILES)
+
+chaos: ## Let every part fail under load, and restart all in turn; rewrites docs/benchmarks/chaos.md. Needs root on Linux.
+	go test ./test/chaos -count=1 -timeout 25m -v -full $(if $(RATE),-rate $(RATE)) -docs $(CURDIR)/docs/benchmarks -out $(CURDIR)/out
 
 fuzz: ## Run every fuzz target for FUZZTIME (default 60s).
 	scripts/fuzz.sh $(or $(FUZZTIME),60s)
