@@ -271,7 +271,7 @@ type RejectAction struct {
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.queue) || (has(self.onEmpty) && self.onEmpty == 'Queue')",message="queue needs onEmpty: Queue"
 type RouteAction struct {
-	// Objective of the choice among workers. Default ttft.
+	// Objective of the choice among workers. Default balanced.
 	Objective RouteObjective `json:"objective,omitempty"`
 	// Consider is a union. Absent: every endpoint of the pool that serves the
 	// requested model.
@@ -305,8 +305,12 @@ type RouteObjective string
 
 // The objectives of a route.
 const (
-	ObjectiveTTFT       RouteObjective = "ttft"
-	ObjectiveBalanced   RouteObjective = "balanced"
+	// ObjectiveTTFT looks at the request's own time to first token only.
+	ObjectiveTTFT RouteObjective = "ttft"
+	// ObjectiveBalanced weighs it against the delay of others that run or wait.
+	ObjectiveBalanced RouteObjective = "balanced"
+	// ObjectiveThroughput weighs their delay more, and lets short prefills overtake
+	// long ones without a bound: the worst tails.
 	ObjectiveThroughput RouteObjective = "throughput"
 )
 

@@ -498,18 +498,6 @@ func (c *compiler) once(what string, o *object, field, msg string) {
 
 // notYet says what is checked but has no effect so far.
 func (c *compiler) notYet() {
-	for _, o := range c.good[v1alpha1.KindInferencePolicy] {
-		for i, r := range o.Object.(*v1alpha1.InferencePolicy).Spec.Rules {
-			if r.Route != nil && r.Route.Objective != "" && r.Route.Objective != v1alpha1.ObjectiveTTFT {
-				c.once("objective "+o.id(), o, index("spec.rules", i)+".route.objective", "has no effect yet: among workers the soonest first token is chosen, as with ttft")
-			}
-		}
-	}
-	for _, o := range c.good[v1alpha1.KindInferenceTenant] {
-		if o.Object.(*v1alpha1.InferenceTenant).Spec.Weight > 1 {
-			o.problem(Warning, "spec.weight", "has no effect yet: requests that wait are served in the order in which they came")
-		}
-	}
 	if list := c.good[v1alpha1.KindInferenceTenant]; len(list) > 0 && !c.catalog.Guarded {
 		c.once(v1alpha1.KindInferenceTenant, list[0], "", "has no effect: without any GatewayBackend the gateway is open to everybody, who are nobody's tenants")
 	}
