@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -19,13 +20,13 @@ var stages []byte
 const Node = "node"
 
 // Nodes lets Pods come and go: kube-controller-manager keeps the Pods of a
-// StatefulSet, and kwok does what kubelet does on one Node, by the annotations
+// StatefulSet, or what more controllers are for, and kwok does what kubelet does on one Node, by the annotations
 // that stages.yaml describes. Whoever calls it runs the engines of the Pods.
 // Both end with the test.
-func (k *KubeAPI) Nodes(t testing.TB) {
+func (k *KubeAPI) Nodes(t testing.TB, controllers ...string) {
 	t.Helper()
 	manager := start(t, filepath.Join(k.dir, "kube-controller-manager.log"), k.programs["kube-controller-manager"],
-		"--kubeconfig", k.Kubeconfig, "--leader-elect=false", "--secure-port=0", "--controllers=statefulset-controller",
+		"--kubeconfig", k.Kubeconfig, "--leader-elect=false", "--secure-port=0", "--controllers="+strings.Join(append([]string{"statefulset-controller"}, controllers...), ","),
 		"--kube-api-qps=200", "--kube-api-burst=200")
 	t.Cleanup(manager.stop)
 	config := filepath.Join(k.dir, "stages.yaml")

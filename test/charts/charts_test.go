@@ -29,9 +29,11 @@ var update = flag.Bool("update", false, "rewrite schemas, READMEs and golden fil
 // The charts, the umbrella last: it contains the others.
 var (
 	services = []string{"ingress", "router", "kvtracker", "relay", "limiter", "classifier", "accounting"}
-	charts   = append(append([]string{}, services...), "nats", "kinference")
+	charts   = append(append([]string{}, services...), "nats", "redis", "kinference")
 	// variants are the value files that are shown to work.
-	variants = map[string][]string{"default": nil, "dev": {"-f", "values-dev.yaml"}, "ha": {"-f", "values-ha.yaml"}}
+	variants = map[string][]string{
+		"default": nil, "dev": {"-f", "values-dev.yaml"}, "ha": {"-f", "values-ha.yaml"}, "tls": {"--set", "global.tls.enabled=true,global.tls.certManager.issuer=kinference"},
+	}
 )
 
 // helm runs helm beside a copy of the charts whose dependencies are in place.
@@ -197,10 +199,16 @@ func TestRefused(t *testing.T) {
 		{"relay.replicas=2", "replicas"}, // there is one
 		{"limiter.redis.mode=clustr", "mode"},
 		{"accounting.ledger.size=large", "size"},
+		{"global.tls.enable=true", "enable"},
+		{"global.tls.certManager.kind=Issuers", "kind"},
+		{"ingress.autoscaling.keda.treshold=3", "treshold"},
+		{"global.redis.embeded=true", "embeded"},
 		{"classifier.logLevel=loud", "logLevel"},
 		// Combinations, by the templates.
 		{"limiter.replicas=2", "limiter.redis.addrs is needed"},
 		{"limiter.autoscaling.enabled=true", "limiter.redis.addrs is needed"},
+		{"limiter.autoscaling.keda.enabled=true", "limiter.redis.addrs is needed"},
+		{"ingress.autoscaling.keda.enabled=true", "autoscaling.keda.prometheus is needed"},
 		{"accounting.replicas=2", "accounting.ledger.postgres.secret is needed"},
 		{"global.nats.url=", "global.nats.url or global.nats.urlSecret.name is needed"},
 		{"router.keys.namespaces={tenants}", "router.keys.namespaces is of no use without router.namespaces"},

@@ -34,7 +34,7 @@ func newCluster(t *testing.T) *cluster {
 	if out, err := c.run(t, "upgrade", "--install", "kinference-crds", filepath.Join("..", "kinference-crds")); err != nil {
 		t.Fatalf("install the definitions: %v\n%s", err, out)
 	}
-	c.must(t, "", "apply", "--server-side", "-f", "testdata/podmonitors.yaml")
+	c.must(t, "", "apply", "--server-side", "-f", "testdata/operators.yaml")
 	c.must(t, `
 apiVersion: v1
 kind: Namespace
@@ -44,7 +44,7 @@ apiVersion: v1
 kind: Namespace
 metadata: { name: tenants }
 `, "create", "-f", "-")
-	c.must(t, "", "wait", "--for=condition=Established", "--timeout=1m", "crd/podmonitors.monitoring.coreos.com", "crd/inferencepools.kinference.buoyant.io")
+	c.must(t, "", "wait", "--for=condition=Established", "--timeout=1m", "crd/podmonitors.monitoring.coreos.com", "crd/certificates.cert-manager.io", "crd/scaledobjects.keda.sh", "crd/inferencepools.kinference.buoyant.io")
 	return c
 }
 
@@ -70,7 +70,7 @@ func (c *cluster) uninstall(t *testing.T) {
 	if out, err := c.run(t, "uninstall", "kinference", "-n", namespace); err != nil {
 		t.Fatalf("helm uninstall: %v\n%s", err, out)
 	}
-	kinds := "deployments,statefulsets,services,serviceaccounts,poddisruptionbudgets,horizontalpodautoscalers,networkpolicies,podmonitors," +
+	kinds := "deployments,statefulsets,services,serviceaccounts,poddisruptionbudgets,horizontalpodautoscalers,networkpolicies,podmonitors,certificates,scaledobjects," +
 		"roles,rolebindings,clusterroles,clusterrolebindings,validatingwebhookconfigurations"
 	if out := c.must(t, "", "get", kinds, "-A", "-l", "app.kubernetes.io/part-of=kinference", "-o", "name", "--ignore-not-found"); out != "" {
 		t.Errorf("it stays behind:\n%s", out)
@@ -83,6 +83,10 @@ var everything = []string{
 	"--set", "ingress.providers.secrets={openai,bedrock},ingress.providers.privateNetworks={10.0.0.0/8},ingress.tokenizers.source.persistentVolumeClaim.claimName=models",
 	"--set", "classifier.customTags=tags,limiter.redis.tls.clientCertificate=true,router.namespaces={kinference,tenants},router.keys.namespaces={tenants}",
 	"--set", "workers.networkPolicy=true,workers.sets[0].namespace=tenants,workers.sets[0].labels.app=vllm,workers.sets[0].ports={8000},workers.sets[0].eventPorts={5557,5558}",
+	"--set", "global.tls.enabled=true,global.tls.certManager.issuer=kinference,global.nats.clientSecret=nats-client,global.nats.credsSecret.name=nats-creds",
+	"--set", "ingress.autoscaling.keda.enabled=true,ingress.autoscaling.keda.prometheus=http://prometheus.monitoring:9090",
+	"--set", "classifier.autoscaling.keda.enabled=true,classifier.autoscaling.keda.prometheus=http://prometheus.monitoring:9090",
+	"--set", "ingress.providers.fromAPI[0].namespace=tenants,ingress.providers.fromAPI[0].names={claude}",
 	"--set", "ingress.mesh.identityHeader=l5d-client-id,global.image.pullSecrets={registry}",
 }
 
@@ -100,6 +104,7 @@ func TestCluster(t *testing.T) {
 	t.Run("Rights", c.testRights)
 	t.Run("Documents", c.testDocuments)
 	t.Run("Run", c.testRun)
+	t.Run("Ready", c.testReady)
 }
 
 // All value files install, upgrade into each other where nothing is lost by it,
@@ -253,6 +258,11 @@ func (c *cluster) testRights(t *testing.T) {
 	check("kinference-router", "tenants", everywhere)
 	c.uninstall(t)
 	check("kinference-router", namespace, rules{})
+	// Ingress reads Secrets of providers by name, where it is told to.
+	c.install(t, "--set", "ingress.providers.fromAPI[0].namespace=tenants,ingress.providers.fromAPI[0].names={claude}")
+	check("kinference-ingress", "tenants", rules{"get /secrets claude": true})
+	check("kinference-ingress", namespace, rules{})
+	c.uninstall(t)
 }
 
 // The resources in operations.md are ones that the API takes.

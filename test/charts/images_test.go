@@ -58,7 +58,7 @@ func TestImages(t *testing.T) {
 	}
 	for variant, args := range all {
 		for service, w := range workloads(t, h.render(t, args...)) {
-			if service == "nats" {
+			if service == "nats" || service == "redis" {
 				continue
 			}
 			c := theContainer(t, w)

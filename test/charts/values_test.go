@@ -230,7 +230,7 @@ func compact(t *testing.T, n *yaml.Node) string {
 func TestUmbrella(t *testing.T) {
 	s := values(t, "kinference")
 	got := slices.Sorted(maps.Keys(s.values))
-	want := slices.Sorted(slices.Values(append(append([]string{}, services...), "nats")))
+	want := slices.Sorted(slices.Values(append(append([]string{}, services...), "nats", "redis")))
 	if !slices.Equal(got, want) {
 		t.Errorf("values %v, want one for each chart: %v", got, want)
 	}

@@ -14,23 +14,29 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
+type selector struct {
+	MatchLabels map[string]string `yaml:"matchLabels"`
+}
+
 // network is what of a NetworkPolicy and a Service counts here.
 type network struct {
 	Kind     string
 	Metadata struct{ Name string }
 	Spec     struct {
-		Selector    map[string]string
-		Egress      *[]any
-		PodSelector struct {
-			MatchLabels map[string]string `yaml:"matchLabels"`
-		} `yaml:"podSelector"`
-		Ports   []struct{ Port int }
-		Ingress []struct {
+		Selector map[string]string
+		Egress   *[]struct {
+			Ports []struct{ Port int }
+			To    []struct {
+				PodSelector       selector `yaml:"podSelector"`
+				NamespaceSelector selector `yaml:"namespaceSelector"`
+			}
+		}
+		PodSelector selector `yaml:"podSelector"`
+		Ports       []struct{ Port int }
+		Ingress     []struct {
 			Ports []struct{ Port int }
 			From  []struct {
-				PodSelector struct {
-					MatchLabels map[string]string `yaml:"matchLabels"`
-				} `yaml:"podSelector"`
+				PodSelector selector `yaml:"podSelector"`
 			}
 		}
 	}
@@ -39,7 +45,7 @@ type network struct {
 const nameLabel = "app.kubernetes.io/name"
 
 var (
-	urlFlag    = regexp.MustCompile(`http://(?:[a-z-]+-[0-9]+\.)?kinference-([a-z]+):([0-9]+)`)
+	urlFlag    = regexp.MustCompile(`(https?)://(?:[a-z-]+-[0-9]+\.)?kinference-([a-z]+):([0-9]+)`)
 	listenFlag = regexp.MustCompile(`listen=:([0-9]+)$`)
 )
 
@@ -47,13 +53,16 @@ var (
 // whose Pods listen on it and let the caller in, and nobody but callers.
 func TestWiring(t *testing.T) {
 	h := newHelm(t)
-	for _, variant := range []string{"default", "ha"} {
+	for variant, scheme := range map[string]string{"default": "http", "ha": "http", "tls": "https"} {
 		render := h.render(t, variants[variant]...)
 		calls, listens := map[string]bool{}, map[string]bool{}
 		for from, w := range workloads(t, render) {
 			for _, arg := range theContainer(t, w).Args {
 				for _, m := range urlFlag.FindAllStringSubmatch(arg, -1) {
-					calls[from+" > "+m[1]+":"+m[2]] = true
+					calls[from+" > "+m[2]+":"+m[3]] = true
+					if m[1] != scheme {
+						t.Errorf("%s: %s calls %s", variant, from, m[0])
+					}
 				}
 				if m := listenFlag.FindStringSubmatch(arg); m != nil {
 					listens[from+":"+m[1]] = true
@@ -87,8 +96,20 @@ func TestWiring(t *testing.T) {
 						}
 					}
 				}
-				if to == "classifier" && (n.Spec.Egress == nil || len(*n.Spec.Egress) > 0) {
-					t.Errorf("%s: something may leave the classifier", variant)
+				if to != "classifier" {
+					continue
+				}
+				// What leaves it: a question to the router, and for its address.
+				var leaves []string
+				for _, rule := range *n.Spec.Egress {
+					if len(rule.To) != 1 || len(rule.Ports) == 0 {
+						t.Errorf("%s: the classifier reaches %v", variant, rule)
+						continue
+					}
+					leaves = append(leaves, fmt.Sprint(rule.To[0].PodSelector.MatchLabels[nameLabel], rule.To[0].NamespaceSelector.MatchLabels["kubernetes.io/metadata.name"], rule.Ports[0].Port))
+				}
+				if diff := cmp.Diff([]string{"router7102", "kube-system53"}, leaves); diff != "" {
+					t.Errorf("%s: what leaves the classifier (-want +got):\n%s", variant, diff)
 				}
 			}
 		}

@@ -53,11 +53,32 @@ labels:
 {{- else }}
   value: {{ required "global.nats.url or global.nats.urlSecret.name is needed" $nats.url | quote }}
 {{- end }}
+{{- $prefix := trimSuffix "_URL" (index . 1) }}
 {{- if $nats.caSecret }}
-# Its authority is believed beside those of the image.
-- name: SSL_CERT_DIR
-  value: /etc/kinference/nats-ca
+- name: {{ $prefix }}_CA_FILE
+  value: /etc/kinference/nats-ca/ca.crt
 {{- end }}
+{{- if $nats.clientSecret }}
+- name: {{ $prefix }}_CERT_FILE
+  value: /etc/kinference/nats-client/tls.crt
+- name: {{ $prefix }}_KEY_FILE
+  value: /etc/kinference/nats-client/tls.key
+{{- end }}
+{{- if $nats.credsSecret.name }}
+- name: {{ $prefix }}_CREDS_FILE
+  value: /etc/kinference/nats-creds/{{ $nats.credsSecret.key }}
+{{- end }}
+{{- end }}
+
+{{/* kinference.url (list ROOT SERVICE PORT): the URL at which other services reach one. */}}
+{{- define "kinference.url" -}}
+{{- $root := index . 0 -}}
+{{ ternary "https" "http" $root.Values.global.tls.enabled }}://{{ include "kinference.of" (list $root (index . 1)) }}:{{ index . 2 }}
+{{- end }}
+
+{{/* kinference.tlsSecret ROOT: the Secret with a service's certificate. */}}
+{{- define "kinference.tlsSecret" -}}
+{{- .Values.global.tls.secret | default (printf "%s-tls" (include "kinference.fullname" .)) -}}
 {{- end }}
 
 {{- define "kinference.natsVolumes" -}}
@@ -65,11 +86,23 @@ labels:
 - name: nats-ca
   secret: { secretName: {{ . }}, items: [ { key: ca.crt, path: ca.crt } ] }
 {{- end }}
+{{- with .Values.global.nats.clientSecret }}
+- { name: nats-client, secret: { secretName: {{ . }} } }
+{{- end }}
+{{- with .Values.global.nats.credsSecret.name }}
+- { name: nats-creds, secret: { secretName: {{ . }} } }
+{{- end }}
 {{- end }}
 
 {{- define "kinference.natsMounts" -}}
 {{- if .Values.global.nats.caSecret }}
 - { name: nats-ca, mountPath: /etc/kinference/nats-ca, readOnly: true }
+{{- end }}
+{{- if .Values.global.nats.clientSecret }}
+- { name: nats-client, mountPath: /etc/kinference/nats-client, readOnly: true }
+{{- end }}
+{{- if .Values.global.nats.credsSecret.name }}
+- { name: nats-creds, mountPath: /etc/kinference/nats-creds, readOnly: true }
 {{- end }}
 {{- end }}
 

@@ -4,8 +4,11 @@ kinference.objects: what goes with a workload. A dict with
   kind      of the workload
   ports     dict of name to number of the Service; empty: no Service
   headless  true: each Pod has a name
+  direct    true: clients see the addresses of the Pods, and choose one
   rules     YAML list of ingress rules of the NetworkPolicy
-  noEgress  true: its Pods open no connection at all
+  foreign   true: not one of our programs: it has no certificate and no metrics of ours
+  noEgress  true: its Pods open no connection but those of egress
+  egress    YAML list of egress rules
 */}}
 {{- define "kinference.objects" -}}
 {{- $root := .root -}}
@@ -40,6 +43,8 @@ spec:
   clusterIP: None
   # A Pod that is not ready says so itself.
   publishNotReadyAddresses: true
+  {{- else if .direct }}
+  clusterIP: None
   {{- else }}
   type: {{ $v.service.type | default "ClusterIP" }}
   {{- end }}
@@ -63,7 +68,60 @@ spec:
     matchLabels:
       {{- include "kinference.selector" $root | nindent 6 }}
 {{- end }}
-{{- if ($v.autoscaling).enabled }}
+{{- if and $v.global.tls.enabled $v.global.tls.certManager.issuer (not $v.global.tls.secret) (not .foreign) }}
+{{- $name := include "kinference.fullname" $root }}
+---
+apiVersion: cert-manager.io/v1
+kind: Certificate
+metadata:
+  {{- include "kinference.meta" $root | nindent 2 }}
+spec:
+  secretName: {{ include "kinference.tlsSecret" $root }}
+  issuerRef: { group: cert-manager.io, kind: {{ $v.global.tls.certManager.kind }}, name: {{ $v.global.tls.certManager.issuer }} }
+  commonName: {{ $name }}
+  dnsNames:
+    {{- range list $name (printf "%s.%s" $name $root.Release.Namespace) (printf "%s.%s.svc" $name $root.Release.Namespace) (printf "%s.%s.svc.cluster.local" $name $root.Release.Namespace) }}
+    - {{ . }}
+    - {{ printf "*.%s" . | quote }}
+    {{- end }}
+    # For kubectl port-forward.
+    - localhost
+  usages: [ server auth, client auth ]
+  duration: {{ $v.global.tls.certManager.duration }}
+  privateKey: { algorithm: ECDSA, size: 256, rotationPolicy: Always }
+{{- end }}
+{{- $keda := (($v.autoscaling).keda).enabled }}
+{{- if $keda }}
+---
+# It makes a HorizontalPodAutoscaler itself.
+apiVersion: keda.sh/v1alpha1
+kind: ScaledObject
+metadata:
+  {{- include "kinference.meta" $root | nindent 2 }}
+spec:
+  scaleTargetRef: { apiVersion: apps/v1, kind: {{ .kind }}, name: {{ include "kinference.fullname" $root }} }
+  minReplicaCount: {{ $v.autoscaling.minReplicas }}
+  maxReplicaCount: {{ $v.autoscaling.maxReplicas }}
+  # What it cannot measure changes nothing.
+  fallback: { failureThreshold: 3, replicas: {{ $v.autoscaling.minReplicas }}, behavior: currentReplicasIfHigher }
+  advanced:
+    horizontalPodAutoscalerConfig:
+      behavior: { scaleDown: { stabilizationWindowSeconds: 300, policies: [ { type: Pods, value: 1, periodSeconds: 60 } ] } }
+  triggers:
+    - type: prometheus
+      metricType: AverageValue
+      metadata:
+        serverAddress: {{ required "autoscaling.keda.prometheus is needed" $v.autoscaling.keda.prometheus }}
+        query: {{ tpl $v.autoscaling.keda.query $root | quote }}
+        threshold: {{ $v.autoscaling.keda.threshold | quote }}
+    - type: cpu
+      metricType: Utilization
+      metadata: { value: {{ $v.autoscaling.cpu | quote }} }
+    {{- with $v.autoscaling.keda.triggers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end }}
+{{- if and ($v.autoscaling).enabled (not $keda) }}
 ---
 apiVersion: autoscaling/v2
 kind: HorizontalPodAutoscaler
@@ -82,7 +140,7 @@ spec:
   # Up at once, down slowly: streams last minutes.
   behavior: { scaleDown: { stabilizationWindowSeconds: 300, policies: [ { type: Pods, value: 1, periodSeconds: 60 } ] } }
 {{- end }}
-{{- if $v.global.podMonitor.enabled }}
+{{- if and $v.global.podMonitor.enabled (not .foreign) }}
 ---
 apiVersion: monitoring.coreos.com/v1
 kind: PodMonitor
@@ -110,12 +168,19 @@ spec:
       {{- include "kinference.selector" $root | nindent 6 }}
   policyTypes: [ Ingress{{ if .noEgress }}, Egress{{ end }} ]
   {{- if .noEgress }}
-  egress: []
+  {{- $egress := concat (.egress | default "" | fromYamlArray) $v.networkPolicy.egress }}
+  {{- if $v.global.linkerd.enabled }}
+  {{- $egress = append $egress (dict "to" (list (dict "namespaceSelector" (dict "matchLabels" (dict "kubernetes.io/metadata.name" "linkerd"))))) }}
+  {{- end }}
+  egress:
+    {{- toYaml $egress | nindent 4 }}
   {{- end }}
   ingress:
+    {{- if not .foreign }}
     - ports: [ { port: 9990 } ]
       from:
         {{- toYaml $v.global.networkPolicy.scraper | nindent 8 }}
+    {{- end }}
     {{- with .rules | default "" | trim }}
     {{- . | nindent 4 }}
     {{- end }}

@@ -15,7 +15,8 @@ kinference.workload: the Deployment or StatefulSet of a service. A dict with
 {{- $v := $root.Values -}}
 {{- $replicas := $v.replicas -}}
 {{- if hasKey . "replicas" }}{{ $replicas = .replicas }}{{ end -}}
-{{- $scaled := ($v.autoscaling).enabled -}}
+{{- $scaled := or ($v.autoscaling).enabled (($v.autoscaling).keda).enabled -}}
+{{- $tls := and $v.global.tls.enabled (not .foreign) -}}
 apiVersion: apps/v1
 kind: {{ .kind }}
 metadata:
@@ -94,6 +95,14 @@ spec:
             - "--admin-listen=:9990"
             - "--drain-timeout={{ $v.drainSeconds }}s"
             - "--log-level={{ $v.logLevel }}"
+            {{- if $tls }}
+            - "--tls-cert-file=/etc/kinference/tls/tls.crt"
+            - "--tls-key-file=/etc/kinference/tls/tls.key"
+            - "--tls-ca-file=/etc/kinference/tls/ca.crt"
+            {{- if $v.global.tls.requireClientCert }}
+            - "--tls-require-client-cert"
+            {{- end }}
+            {{- end }}
             {{- end }}
             {{- range $v.extraArgs }}
             - {{ . | quote }}
@@ -135,6 +144,9 @@ spec:
             capabilities: { drop: [ ALL ] }
           volumeMounts:
             - { name: tmp, mountPath: /tmp }
+            {{- if $tls }}
+            - { name: tls, mountPath: /etc/kinference/tls, readOnly: true }
+            {{- end }}
             {{- with .mounts | default "" | trim }}
             {{- . | nindent 12 }}
             {{- end }}
@@ -143,6 +155,9 @@ spec:
             {{- end }}
       volumes:
         - { name: tmp, emptyDir: { sizeLimit: 1Gi } }
+        {{- if $tls }}
+        - { name: tls, secret: { secretName: {{ include "kinference.tlsSecret" $root }} } }
+        {{- end }}
         {{- with .volumes | default "" | trim }}
         {{- . | nindent 8 }}
         {{- end }}
