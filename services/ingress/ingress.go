@@ -52,6 +52,7 @@ type server struct {
 	classifying classifying
 	leaving     leaving
 	trying      trying
+	media       media
 	usage       metering
 	metrics     *metrics
 	tracer      trace.Tracer
@@ -86,7 +87,7 @@ func (s *Service) Run(ctx context.Context) error {
 	serving, stop := context.WithCancel(reporting)
 	router := rpc.Client(reporting, s.RouterURL, routerv1connect.NewRouterServiceClient)
 	v := &server{
-		Config: s.Config, ctx: ctx, router: router, metrics: m, tracer: daemon.Tracer(ctx), started: time.Now().Unix(),
+		Config: s.Config, ctx: ctx, router: router, metrics: m, media: newMedia(s.MediaURLDomains), tracer: daemon.Tracer(ctx), started: time.Now().Unix(),
 		reports: report.New(router, func(n int) { m.reportsLost.Add(serving, int64(n)) }),
 	}
 	v.proxy = proxy.New(proxy.Settings{
@@ -176,6 +177,9 @@ func (v *server) watch(ctx context.Context) {
 			}
 			v.parity.Watch(view)
 			v.limit(view)
+			if err := v.metrics.golden.open(view.Objectives); err != nil {
+				log.Error("latencies of tenants are not measured", "err", err)
+			}
 			before := v.view.Swap(view)
 			v.sayWhoMayCall(before, view)
 			if before == nil {

@@ -3,11 +3,13 @@ package ingress
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/services/ingress/internal/meter"
 	"github.com/kinference/kinference/services/ingress/internal/usage"
 )
@@ -37,6 +39,9 @@ type golden struct {
 	e2e      metric.Float64Histogram
 	queue    metric.Float64Histogram
 
+	meter  metric.Meter
+	opened sync.Once // the histograms
+
 	mu      sync.RWMutex
 	sets    map[labels]*sets
 	tenants map[string]bool
@@ -57,26 +62,52 @@ type sets struct {
 var tokenTypes = [5]string{"input_uncached", "input_cached", "output", "reasoning", "estimated"}
 
 func (g *golden) init(m metric.Meter) error {
-	g.sets, g.tenants = map[labels]*sets{}, map[string]bool{}
+	g.sets, g.tenants, g.meter = map[labels]*sets{}, map[string]bool{}, m
 	var faults []error
 	counter := func(name, unit, text string) metric.Int64Counter {
 		c, err := m.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(text))
 		faults = append(faults, err)
 		return c
 	}
-	seconds := func(name, text string, buckets []float64) metric.Float64Histogram {
-		h, err := m.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(text), metric.WithExplicitBucketBoundaries(buckets...))
-		faults = append(faults, err)
-		return h
-	}
 	g.requests = counter("kinference.tenant.requests", "{request}", "Requests of tenants by outcome: ok, canceled, failed or refused.")
 	g.tokens = counter("kinference.tenant.tokens", "{token}", "Tokens of tenants by type: input_uncached, input_cached, output, reasoning (part of output), and estimated (those of all types that no backend reported).")
-	g.ttft = seconds("kinference.tenant.ttft", "Time from a request's last byte in to its first content out.", firstBuckets)
-	g.itl = seconds("kinference.tenant.itl", "Mean time between two events with content of a stream.", perTokenBuckets)
-	g.tpot = seconds("kinference.tenant.tpot", "Time per output token after the first of a stream.", perTokenBuckets)
-	g.e2e = seconds("kinference.tenant.e2e", "Time from a request's last byte in to its end.", durationBuckets)
-	g.queue = seconds("kinference.tenant.queue", "Time that a request waited in the router's queue.", firstBuckets)
 	return errors.Join(faults...)
+}
+
+// maxThresholds bounds the thresholds of one indicator that become buckets.
+const maxThresholds = 8
+
+// open makes the histograms, once: with the thresholds of the objectives that there are
+// then as buckets, so that shares within them are exact. Those that come later are
+// counted by accounting only, since buckets cannot change.
+func (g *golden) open(list []*routerv1.Objective) (err error) {
+	g.opened.Do(func() {
+		var faults []error
+		seconds := func(name, text, indicator string, buckets []float64) metric.Float64Histogram {
+			h, err := g.meter.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(text), metric.WithExplicitBucketBoundaries(boundaries(buckets, list, indicator)...))
+			faults = append(faults, err)
+			return h
+		}
+		g.ttft = seconds("kinference.tenant.ttft", "Time from a request's last byte in to its first content out.", "TTFT", firstBuckets)
+		g.itl = seconds("kinference.tenant.itl", "Mean time between two events with content of a stream.", "ITL", perTokenBuckets)
+		g.tpot = seconds("kinference.tenant.tpot", "Time per output token after the first of a stream.", "TPOT", perTokenBuckets)
+		g.e2e = seconds("kinference.tenant.e2e", "Time from a request's last byte in to its end.", "EndToEnd", durationBuckets)
+		g.queue = seconds("kinference.tenant.queue", "Time that a request waited in the router's queue.", "", firstBuckets)
+		err = errors.Join(faults...)
+	})
+	return err
+}
+
+// boundaries are buckets with the thresholds of an indicator among them.
+func boundaries(buckets []float64, list []*routerv1.Objective, indicator string) []float64 {
+	out := slices.Clone(buckets)
+	for _, o := range list {
+		if v := o.GetThreshold().AsDuration().Seconds(); o.GetIndicator() == indicator && v > 0 && !slices.Contains(out, v) && len(out) < len(buckets)+maxThresholds {
+			out = append(out, v)
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 // used counts a request that is over. ctx has its span, for exemplars; it is nil
@@ -86,6 +117,7 @@ func (m *metrics) used(ctx, otherwise context.Context, r *meter.Record, model st
 		ctx = otherwise
 	}
 	g := &m.golden
+	_ = g.open(nil) // nothing came before a catalog
 	s := g.of(r.Tenant(), model)
 	g.requests.Add(ctx, 1, s.outcomes[r.Outcome])
 	uncached, estimated := r.Tokens.Uncached(), int64(0)

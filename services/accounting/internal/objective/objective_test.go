@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 var noon = time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)
@@ -160,13 +158,6 @@ func TestPoliciesShrink(t *testing.T) {
 	}
 	if got := MinEvents(.999, 14.4); got != 209 {
 		t.Errorf("events for three bad ones: %d", got)
-	}
-}
-
-func TestBoundaries(t *testing.T) {
-	got := Boundaries([]float64{1, 5}, []Objective{fast(), {Indicator: ITL, Threshold: time.Second}}, TTFT)
-	if diff := cmp.Diff(got, []float64{1, 2, 5}); diff != "" {
-		t.Error(diff)
 	}
 }
 

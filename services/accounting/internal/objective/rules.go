@@ -71,20 +71,6 @@ func (o *Objective) summary(p Policy) string {
 		o.Kind, o.Owner, o.Name, what, number(100*o.Target), duration(o.Window), number(p.Factor), duration(p.Long))
 }
 
-// Boundaries are the buckets of a histogram with the thresholds of an indicator
-// among them, for those who look at histograms and not at Metric: a share under a
-// threshold is exact only where that is a boundary. At most 16 are added.
-func Boundaries(buckets []float64, list []Objective, indicator string) []float64 {
-	out := slices.Clone(buckets)
-	for i := range list {
-		if v := list[i].Threshold.Seconds(); list[i].Indicator == indicator && v > 0 && !slices.Contains(out, v) && len(out) < len(buckets)+16 {
-			out = append(out, v)
-		}
-	}
-	slices.Sort(out)
-	return out
-}
-
 // duration is d as Prometheus writes it.
 func duration(d time.Duration) string {
 	for _, u := range []struct {

@@ -69,7 +69,7 @@ func (v *View) Tenants() []*Tenant {
 // access reads who may what.
 func (v *View) access(c *routerv1.Catalog, profiles map[string]*Profile) {
 	v.Guarded = c.GetGuarded() || len(c.GetBackends()) > 0
-	v.LimitPolicies = c.GetLimitPolicies()
+	v.LimitPolicies, v.Objectives = c.GetLimitPolicies(), c.GetObjectives()
 	v.tenants = make(map[string]*Tenant, len(c.GetTenants()))
 	for _, m := range c.GetTenants() {
 		v.tenants[m.GetName()] = &Tenant{Name: m.GetName(), Namespace: namespace(m.GetName()), Message: m}

@@ -33,8 +33,10 @@ type View struct {
 	// LimitPolicies are those with limits, in the order in which they apply. Do
 	// not modify them.
 	LimitPolicies []*routerv1.LimitPolicy
-	tenants       map[string]*Tenant
-	prices        prices
+	// Objectives of pools and tenants. Do not modify them.
+	Objectives []*routerv1.Objective
+	tenants    map[string]*Tenant
+	prices     prices
 }
 
 // Model is a name that clients may ask for.
