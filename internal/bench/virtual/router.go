@@ -17,7 +17,6 @@ type router struct {
 	scheduler *schedule.Scheduler
 	line      map[string]*call
 	wake      float64 // when the next look at the line is due; 0: no
-	told      []schedule.Delta
 }
 
 // settings are those of the i-th router's scheduler.
