@@ -27,8 +27,15 @@ func bursting(t *testing.T, schema v1alpha1.ProviderSchema, model string, tokens
 	if err := os.MkdirAll(filepath.Join(dir, "ns", "paid"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "ns", "paid", "apiKey"), []byte(fake.Key), 0o600); err != nil {
-		t.Fatal(err)
+	keys := map[string]string{"apiKey": fake.Key}
+	region := ""
+	if schema == v1alpha1.SchemaBedrock {
+		keys, region = map[string]string{"accessKeyId": fake.AccessKey, "secretAccessKey": fake.SecretKey}, fake.Region
+	}
+	for name, key := range keys {
+		if err := os.WriteFile(filepath.Join(dir, "ns", "paid", name), []byte(key), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
 	e := start(t, func(c *ingress.Config, _ *routerv1.Catalog) {
 		c.ProviderCredentials, c.ProviderPrivate = dir, "127.0.0.0/8"
@@ -36,7 +43,7 @@ func bursting(t *testing.T, schema v1alpha1.ProviderSchema, model string, tokens
 	e.router.set(func(*routerv1.RouteRequest) (*routerv1.RouteResponse, error) {
 		return &routerv1.RouteResponse{Endpoints: []*routerv1.Endpoint{{
 			Worker: "provider ns/cloud", Provider: "ns/cloud", UpstreamModel: model,
-			Target: &routerv1.ProviderTarget{Schema: string(schema), Endpoint: s.URL, Secret: "ns/paid", MaxTokensCap: tokens},
+			Target: &routerv1.ProviderTarget{Schema: string(schema), Endpoint: s.URL, Secret: "ns/paid", MaxTokensCap: tokens, Region: region},
 		}}}, nil
 	})
 	return e, s

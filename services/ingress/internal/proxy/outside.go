@@ -279,6 +279,8 @@ func unzip(resp *http.Response) error {
 			io.Reader
 			io.Closer
 		}{z, body}, -1
+		resp.Header.Del("Content-Encoding")
+		resp.Header.Del("Content-Length")
 		return nil
 	}
 	return errors.New("content encoding is unknown")

@@ -283,14 +283,19 @@ func (a *attempt) send(w http.ResponseWriter, transport http.RoundTripper) {
 	isStream := func(kind string) bool { return kind == "text/event-stream" }
 	if a.prepared != nil {
 		isStream = a.prepared.IsStream
-		if err := unzip(resp); err != nil {
-			a.fail(Status, err)
-			a.refusal = resp.StatusCode
-			if resp.StatusCode != http.StatusOK {
-				a.r.Err = a.prepared.Refused(resp.StatusCode, resp.Header, nil)
-			}
-			return
+	}
+	if err := unzip(resp); err != nil {
+		a.fail(Status, err)
+		a.refusal = resp.StatusCode
+		switch {
+		case resp.StatusCode == http.StatusOK:
+		case a.prepared != nil:
+			a.r.Err = a.prepared.Refused(resp.StatusCode, resp.Header, nil)
+		default:
+			resp.Body = http.NoBody
+			a.refused(resp)
 		}
+		return
 	}
 	switch kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")); {
 	case resp.StatusCode != http.StatusOK && a.prepared != nil:
