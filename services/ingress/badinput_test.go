@@ -3,6 +3,7 @@ package ingress_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -51,7 +52,12 @@ func TestBadInput(t *testing.T) {
 		{"too deep", chatPath, `{"model":"chat","x":` + strings.Repeat("[", 100) + strings.Repeat("]", 100) + "," + messages, nil, 400, "invalid_request_error", "", "invalid_json"},
 		{"invalid UTF-8", chatPath, "{\"model\":\"chat\",\"x\":\"\xff\"," + messages, nil, 400, "invalid_request_error", "", "invalid_json"},
 		{"too large", chatPath, `{"model":"chat","x":"` + strings.Repeat("x", 65<<10) + `",` + messages, nil, 413, "invalid_request_error", "", "request_too_large"},
-		{"compressed", chatPath, `{}`, []string{"Content-Encoding", "gzip"}, 415, "invalid_request_error", "", "unsupported_content_encoding"},
+		{"compressed with what nobody reads", chatPath, `{}`, []string{"Content-Encoding", "br"}, 415, "invalid_request_error", "", "unsupported_content_encoding"},
+		{"not compressed", chatPath, `{}`, []string{"Content-Encoding", "gzip"}, 400, "invalid_request_error", "", ""},
+		{"hostile n", chatPath, `{"model":"chat","n":9007199254740993,` + messages, nil, 400, "invalid_request_error", "n", ""},
+		{"too many stops", chatPath, `{"model":"chat","stop":["` + strings.Repeat(`x","`, 64) + `"],` + messages, nil, 400, "invalid_request_error", "stop", ""},
+		{"too many tools", chatPath, `{"model":"chat","tools":[{}` + strings.Repeat(`,{}`, 1024) + `],` + messages, nil, 400, "invalid_request_error", "tools", ""},
+		{"too many biases", chatPath, `{"model":"chat","logit_bias":{` + biases(4097) + `},` + messages, nil, 400, "invalid_request_error", "logit_bias", ""},
 		{"a form", chatPath, `{}`, []string{"Content-Type", "application/x-www-form-urlencoded"}, 415, "invalid_request_error", "", "unsupported_content_type"},
 		{"unknown path", "/v1/nothing", `{}`, nil, 404, "invalid_request_error", "", "unknown_url"},
 		{"slash at the end", chatPath + "/", `{}`, nil, 404, "invalid_request_error", "", "unknown_url"},
@@ -111,6 +117,15 @@ func TestBodyInTime(t *testing.T) {
 	if err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 408") {
 		t.Errorf("got %q, %v", answer, err)
 	}
+}
+
+// biases are n members of a logit_bias.
+func biases(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, `"%d":1,`, i)
+	}
+	return strings.TrimSuffix(b.String(), ",")
 }
 
 // All bodies together are bounded; what does not fit is to come again.

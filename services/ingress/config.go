@@ -32,8 +32,9 @@ type Config struct {
 	MaxConnectionStreams int   // requests at once on one HTTP/2 connection
 
 	// BodyTimeout is for the client to send a body, RouteTimeout for the
-	// router to decide.
-	BodyTimeout, RouteTimeout time.Duration
+	// router to decide, and QueueTimeout what a request may wait there beyond it:
+	// policies say how long each one does.
+	BodyTimeout, RouteTimeout, QueueTimeout time.Duration
 	// ConnectTimeout, FirstByteTimeout (of streams, until content),
 	// IdleTimeout (of streams, between events) and TotalTimeout bound a worker,
 	// WriteTimeout a client that does not read.
@@ -82,6 +83,10 @@ type Config struct {
 	// ProviderSecrets reads Secrets that are not in the folder from the Kubernetes
 	// API.
 	ProviderSecrets bool
+	// MediaURLDomains are the domains, comma separated, from which engines may fetch
+	// pictures, sound and video that a request names by URL; * is any public host,
+	// empty: media comes as data only.
+	MediaURLDomains string
 	// CacheSaltFile has the secret that cache salts are made with, the same at
 	// every ingress; empty: one of this process alone.
 	CacheSaltFile string
@@ -141,6 +146,7 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&c.ProviderCredentials, "provider-credentials-dir", c.ProviderCredentials, "folder with the Secrets of providers, mounted as <namespace>/<name>/<key>; read again when they change")
 	fs.BoolVar(&c.ProviderSecrets, "provider-secrets", c.ProviderSecrets, "get the Secrets of providers that are not in that folder from the Kubernetes API: those with the label kinference.buoyant.io/provider-credentials=true, by name")
 	fs.StringVar(&c.ProviderPrivate, "provider-private-networks", c.ProviderPrivate, "blocks of addresses such as 10.0.0.0/8, comma separated, that providers may be at although they are not public; empty: none")
+	fs.StringVar(&c.MediaURLDomains, "media-url-domains", c.MediaURLDomains, "domains, comma separated, from which engines may fetch pictures, sound and video by https URL; *: any host whose addresses are public, which engines have to check again; empty: data URLs only")
 	fs.StringVar(&c.CacheSaltFile, "cache-salt-file", c.CacheSaltFile, "file with the secret that keeps the prefix caches of tenants apart, the same at every ingress; empty: one of this process alone")
 	fs.Int64Var(&c.MaxBody, "max-body", c.MaxBody, "longest request body in bytes")
 	fs.Int64Var(&c.MaxBodies, "max-bodies", c.MaxBodies, "bytes of all request bodies in memory together")
@@ -151,6 +157,7 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.IntVar(&c.MaxConnectionStreams, "max-connection-streams", c.MaxConnectionStreams, "requests at once on one HTTP/2 connection")
 	fs.DurationVar(&c.BodyTimeout, "body-timeout", c.BodyTimeout, "time for a client to send its body")
 	fs.DurationVar(&c.RouteTimeout, "route-timeout", c.RouteTimeout, "time for the router to decide")
+	fs.DurationVar(&c.QueueTimeout, "queue-timeout", c.QueueTimeout, "time that a request may wait in the router's queue beyond that; policies say how long each one does")
 	fs.DurationVar(&c.ConnectTimeout, "connect-timeout", c.ConnectTimeout, "time to connect to a worker")
 	fs.DurationVar(&c.FirstByteTimeout, "first-byte-timeout", c.FirstByteTimeout, "time for a worker to send a stream's first content; then another one is tried")
 	fs.DurationVar(&c.IdleTimeout, "idle-timeout", c.IdleTimeout, "time between two events of a stream")
@@ -192,6 +199,7 @@ func (c *Config) defaults() {
 	or(&c.MaxConnectionStreams, 250)
 	or(&c.BodyTimeout, 30*time.Second)
 	or(&c.RouteTimeout, 10*time.Second)
+	or(&c.QueueTimeout, 10*time.Minute)
 	or(&c.ConnectTimeout, 2*time.Second)
 	or(&c.FirstByteTimeout, 5*time.Minute)
 	or(&c.IdleTimeout, time.Minute)
@@ -224,7 +232,7 @@ func (c *Config) Validate() error {
 	for name, v := range map[string]int64{
 		"max-body": c.MaxBody, "max-bodies": c.MaxBodies, "max-header": int64(c.MaxHeader), "max-depth": int64(c.MaxDepth), "max-answer": c.MaxAnswer,
 		"max-event": int64(c.MaxEvent), "max-connection-streams": int64(c.MaxConnectionStreams), "body-timeout": int64(c.BodyTimeout),
-		"route-timeout": int64(c.RouteTimeout), "connect-timeout": int64(c.ConnectTimeout), "first-byte-timeout": int64(c.FirstByteTimeout),
+		"route-timeout": int64(c.RouteTimeout), "queue-timeout": int64(c.QueueTimeout), "connect-timeout": int64(c.ConnectTimeout), "first-byte-timeout": int64(c.FirstByteTimeout),
 		"idle-timeout": int64(c.IdleTimeout), "total-timeout": int64(c.TotalTimeout), "write-timeout": int64(c.WriteTimeout), "ping-interval": int64(c.PingInterval), "keep-alive": int64(c.KeepAlive),
 		"worker-connections": int64(c.WorkerConnections), "token-cache": int64(c.TokenCacheBytes), "prompt-timeout": int64(c.PromptTimeout), "prompt-retry": int64(c.PromptRetry),
 		"parity-interval": int64(c.ParityInterval), "limiter-timeout": int64(c.LimiterTimeout), "limit-ttl": int64(c.LimitTTL), "limit-lease-ttl": int64(c.LimitLeaseTTL),

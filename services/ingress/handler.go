@@ -1,17 +1,10 @@
 package ingress
 
 import (
-	"bytes"
-	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"errors"
-	"io"
-	"mime"
 	"net/http"
-	"os"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/kinference/kinference/internal/anthropic"
@@ -117,74 +110,4 @@ func newID() string {
 	var b [16]byte
 	rand.Read(b[:]) // never fails
 	return "req-" + hex.EncodeToString(b[:])
-}
-
-// readBody reads the body within the limits of size, time and memory. release
-// gives the memory back; the error is nil with a nil body if the client left.
-func (x *exchange) readBody() (body []byte, release func(), e *openai.Error) {
-	release = func() {}
-	h := x.r.Header
-	if enc := h.Get("Content-Encoding"); enc != "" && !strings.EqualFold(enc, "identity") {
-		return nil, release, &openai.Error{Status: http.StatusUnsupportedMediaType, Type: openai.TypeInvalidRequest, Code: "unsupported_content_encoding",
-			Message: "Compressed request bodies are not accepted. Send the body without Content-Encoding."}
-	}
-	if ct := h.Get("Content-Type"); ct != "" {
-		if kind, _, err := mime.ParseMediaType(ct); err != nil || kind != "application/json" && !strings.HasSuffix(kind, "+json") {
-			return nil, release, &openai.Error{Status: http.StatusUnsupportedMediaType, Type: openai.TypeInvalidRequest, Code: "unsupported_content_type",
-				Message: "The request body must be JSON. Send the header Content-Type: application/json."}
-		}
-	}
-	if x.r.ContentLength > x.maxBody() {
-		x.w.Header().Set("Connection", "close") // rather than read it all
-		return nil, release, openai.TooLarge(x.maxBody())
-	}
-
-	// Only what has come counts, so bodies that do not come keep nobody out.
-	full := openai.Overloaded("The gateway has too many requests in hand. Try again later.", time.Second)
-	if x.bodies.Load()+x.r.ContentLength > x.MaxBodies {
-		return nil, release, full
-	}
-	in := &countedBody{r: http.MaxBytesReader(connection(x.w), x.r.Body, x.maxBody()), all: &x.bodies, limit: x.MaxBodies}
-	release = func() { x.bodies.Add(-in.n) }
-	var b bytes.Buffer
-	b.Grow(int(min(max(x.r.ContentLength, 0), 64<<10)) + bytes.MinRead)
-	_, err := b.ReadFrom(in)
-	if err == nil {
-		_ = http.NewResponseController(x.w).SetReadDeadline(time.Time{})
-		return b.Bytes(), release, nil
-	}
-	var large *http.MaxBytesError
-	switch {
-	case errors.Is(err, errBodies):
-		x.w.Header().Set("Connection", "close") // rather than read the rest
-		return nil, release, full
-	case errors.As(err, &large):
-		return nil, release, openai.TooLarge(x.maxBody())
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		x.w.Header().Set("Connection", "close")
-		return nil, release, &openai.Error{Status: http.StatusRequestTimeout, Type: openai.TypeInvalidRequest, Code: openai.CodeTimeout, Message: "The request body did not arrive in time."}
-	case x.r.Context().Err() != nil || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, context.Canceled):
-		return nil, release, nil
-	}
-	x.w.Header().Set("Connection", "close")
-	return nil, release, openai.Invalid("", "", "The request body could not be read.")
-}
-
-var errBodies = errors.New("too many bytes of request bodies")
-
-// countedBody counts what is read of a body among all bodies.
-type countedBody struct {
-	r     io.Reader
-	n     int64 // bytes of this one
-	all   *atomic.Int64
-	limit int64
-}
-
-func (c *countedBody) Read(p []byte) (int, error) {
-	n, err := c.r.Read(p)
-	c.n += int64(n)
-	if c.all.Add(int64(n)) > c.limit {
-		return n, errBodies
-	}
-	return n, err
 }

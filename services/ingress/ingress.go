@@ -213,9 +213,9 @@ func (v *server) serve(ctx context.Context, l net.Listener) error {
 	var conns atomic.Uint64
 	srv := &http.Server{
 		Handler:        v,
-		MaxHeaderBytes: v.MaxHeader,
-		HTTP2:          &http.HTTP2Config{MaxConcurrentStreams: v.MaxConnectionStreams},
-		BaseContext:    func(net.Listener) context.Context { return requests },
+		MaxHeaderBytes: v.MaxHeader, ReadHeaderTimeout: min(v.BodyTimeout, 10*time.Second),
+		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: v.MaxConnectionStreams},
+		BaseContext: func(net.Listener) context.Context { return requests },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			// The address names a connection among all that clients have open;
 			// the number tells it from a later one of the same address.

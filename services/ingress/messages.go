@@ -20,7 +20,7 @@ import (
 // on the request is a chat completion like any other.
 func (x *exchange) parse(body []byte) *openai.Error {
 	if x.responses != nil {
-		if e := x.responses.Parse(body, responses.Settings{Depth: x.MaxDepth}); e != nil {
+		if e := x.responses.Parse(body, responses.Settings{Depth: x.MaxDepth, ImageURLs: x.media.urls()}); e != nil {
 			return e
 		}
 		x.dropped(x.responses.Dropped)
@@ -29,7 +29,7 @@ func (x *exchange) parse(body []byte) *openai.Error {
 	if x.messages == nil {
 		return x.req.Parse(x.req.Route, body, x.MaxDepth)
 	}
-	if e := x.messages.Parse(body, anthropic.Settings{Depth: x.MaxDepth, Count: x.path == pathCount}); e != nil {
+	if e := x.messages.Parse(body, anthropic.Settings{Depth: x.MaxDepth, Count: x.path == pathCount, ImageURLs: x.media.urls()}); e != nil {
 		return e
 	}
 	x.dropped(x.messages.Dropped)

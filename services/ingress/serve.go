@@ -97,6 +97,9 @@ func (x *exchange) serve() {
 		e = x.resolve()
 	}
 	if e == nil {
+		e = x.checkShape()
+	}
+	if e == nil {
 		x.saltCache()
 		x.attributes, e = x.attributesOf()
 	}
@@ -203,7 +206,7 @@ func (x *exchange) fits() *openai.Error {
 // route asks the router for workers, again for a short while when it cannot
 // be reached: it may be restarting.
 func (x *exchange) route(exclude []string) ([]*routerv1.Endpoint, *openai.Error) {
-	ctx, cancel := context.WithTimeout(x.ctx, x.RouteTimeout)
+	ctx, cancel := context.WithTimeout(x.ctx, x.RouteTimeout+x.QueueTimeout)
 	defer cancel()
 	connection, _ := x.r.Context().Value(connKey{}).(string)
 	request := &routerv1.RouteRequest{

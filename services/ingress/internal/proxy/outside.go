@@ -136,6 +136,12 @@ var special = func() (out []netip.Prefix) {
 	return out
 }()
 
+// Public reports whether an address is one of the public Internet.
+func Public(ip net.IP) bool {
+	a, ok := netip.AddrFromSlice(ip)
+	return ok && public(a.Unmap())
+}
+
 func public(ip netip.Addr) bool {
 	return ip.IsGlobalUnicast() && !ip.IsPrivate() && !ip.IsLoopback() && !slices.ContainsFunc(special, func(p netip.Prefix) bool { return p.Contains(ip) })
 }
