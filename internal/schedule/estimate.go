@@ -165,6 +165,9 @@ func (s *Scheduler) fit(t float64, p *pair, c *Candidate) *view {
 			p.need -= float64(w.overlap(own, 0, false)) // in use already
 		}
 	}
+	if p.loss = 0; s.k2 {
+		p.loss = s.loss(t, p, c)
+	}
 	return v
 }
 

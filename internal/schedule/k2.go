@@ -12,7 +12,7 @@ import (
 const (
 	// horizon is the longest prefill queue, in seconds, to which K2 adds: what
 	// is queued at a worker can neither be reordered nor go elsewhere.
-	horizon = 1
+	horizon = 0.15
 	// patience is the age in seconds from which a request may evict what others
 	// in line need.
 	patience = 60
@@ -31,6 +31,10 @@ const (
 	// spoil is the share of its uncached tokens from which on evicting what
 	// others in line need does more harm than good.
 	spoil = 0.5
+	// lossHorizon is the time in seconds within which a block that is used again
+	// counts as lost when it is pushed out, and lossWeight what that counts.
+	lossHorizon = 60
+	lossWeight  = 1
 )
 
 func beta(o Objective) float64 {

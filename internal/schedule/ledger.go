@@ -55,6 +55,9 @@ type entry struct {
 	queued               float64 // the part of wait that is not the current step
 	nudge                float64 // what the first token changed in w.logS
 	element              *list.Element
+
+	uses []use   // how often requests use its blocks, at
+	used float64 // this time
 }
 
 // worker is the state of one engine rank.
@@ -178,7 +181,7 @@ func (s *Scheduler) enterLedger(t float64, e *entry) {
 	w := e.w
 	e.element = s.silent.PushBack(e)
 	s.entries[e.id] = e
-	w.hold(e)
+	w.hold(t, e)
 	w.waiting = append(w.waiting, e)
 	w.drained = max(w.drained, t) + e.work
 	w.work += e.work

@@ -1,6 +1,10 @@
 package schedule
 
-import "slices"
+import (
+	"cmp"
+	"math"
+	"slices"
+)
 
 // mirror is a guess of what a worker's cache holds besides the blocks in use,
 // in the order in which the engine would evict it. Engines of vLLM's kind keep
@@ -18,13 +22,51 @@ type mirror struct {
 type run struct {
 	blocks
 	lo, hi int
+	rate   float64 // how often requests use its blocks, per second, at time at
+	at     float64
+}
+
+// use says that the first end blocks of a chain are used at least rate times a
+// second. A list of uses is ordered by falling ends and rising rates: who uses a
+// block uses those before it.
+type use struct {
+	end  int
+	rate float64
+}
+
+const (
+	// useTau is the time constant of rates of use in seconds.
+	useTau = 120
+	// maxUses bounds a list of uses.
+	maxUses = 8
+)
+
+// fade is a rate of use at time at, seen at time t.
+func fade(rate, at, t float64) float64 { return rate * math.Exp(min(at-t, 0)/useTau) }
+
+// uses puts a list in order and drops what says nothing.
+func uses(list []use) []use {
+	slices.SortFunc(list, func(a, b use) int {
+		if a.end != b.end {
+			return b.end - a.end
+		}
+		return cmp.Compare(b.rate, a.rate)
+	})
+	n, most := 0, 0.0
+	for _, u := range list {
+		if u.end > 0 && u.rate > most*1.01 && n < maxUses {
+			list[n], most = u, u.rate
+			n++
+		}
+	}
+	return list[:n]
 }
 
 // maxRuns bounds a mirror; the oldest go.
 const maxRuns = 2048
 
 // add puts blocks [lo, hi) of a chain at the end: the last to be evicted.
-func (m *mirror) add(b blocks, lo, hi int) {
+func (m *mirror) add(b blocks, lo, hi int, rate, at float64) {
 	if lo >= hi {
 		return
 	}
@@ -34,13 +76,21 @@ func (m *mirror) add(b blocks, lo, hi int) {
 		}
 		m.runs = slices.Delete(m.runs, 0, maxRuns/8)
 	}
-	m.runs = append(m.runs, run{b, lo, hi})
+	m.runs = append(m.runs, run{b, lo, hi, rate, at})
 	m.cached += hi - lo
 }
 
-// pin takes the blocks of a chain out: a request uses them.
-func (m *mirror) pin(b blocks) {
-	m.edit(func(r *run) { r.lo = min(max(r.lo, common(r.blocks, b, 0)), r.hi) })
+// pin takes the blocks of a chain out, since a request uses them, and appends how
+// often they were used to list.
+func (m *mirror) pin(t float64, b blocks, list []use) []use {
+	m.edit(func(r *run) {
+		k := min(common(r.blocks, b, 0), r.hi)
+		if k > r.lo {
+			list = append(list, use{k, fade(r.rate, r.at, t)})
+			r.lo = k
+		}
+	})
+	return list
 }
 
 // trim corrects the mirror by the index: of chain b it holds held blocks.

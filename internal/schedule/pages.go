@@ -2,6 +2,7 @@ package schedule
 
 import (
 	"cmp"
+	"iter"
 	"math"
 	"slices"
 )
@@ -42,6 +43,19 @@ func (w *worker) tail(t float64, e *entry, step float64, s *Scheduler) float64 {
 	return 1 + math.Floor((float64(e.tokens%w.pages.size)+generated)/float64(w.pages.size))
 }
 
+// flight yields the requests in flight at the worker.
+func (w *worker) flight() iter.Seq[*entry] {
+	return func(yield func(*entry) bool) {
+		for _, list := range [...][]*entry{w.waiting, w.running} {
+			for _, e := range list {
+				if !yield(e) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // own is the number of pages that the requests of the ledger hold, and how
 // many requests there are.
 func (w *worker) own(t, step float64, s *Scheduler) (used float64, n int) {
@@ -55,10 +69,29 @@ func (w *worker) own(t, step float64, s *Scheduler) (used float64, n int) {
 }
 
 // hold takes the pages of an entry that is about to join those in flight.
-func (w *worker) hold(e *entry) {
-	shared := w.overlap(e.prompt, 0, false)
+func (w *worker) hold(t float64, e *entry) {
+	shared := 0
+	var list []use
+	for o := range w.flight() {
+		k := common(o.prompt, e.prompt, 0)
+		if k == 0 {
+			continue
+		}
+		shared = max(shared, k)
+		var more []use
+		for _, u := range o.uses {
+			rate := fade(u.rate, o.used, t)
+			list = append(list, use{min(u.end, k), rate})
+			more = append(more, use{u.end, rate}, use{min(u.end, k), rate + 1/useTau})
+		}
+		o.uses, o.used = uses(more), t
+	}
 	w.pages.act += max(0, e.prompt.len()-shared)
-	w.mirror.pin(e.prompt)
+	list = uses(w.mirror.pin(t, e.prompt, list))
+	for i := range list {
+		list[i].rate += 1 / useTau
+	}
+	e.uses, e.used = uses(append(list, use{e.prompt.len(), 1 / useTau})), t
 }
 
 // free gives back the pages of an entry that is about to leave, and returns how
@@ -79,8 +112,16 @@ func (w *worker) free(t float64, s *Scheduler, e *entry) float64 {
 	}
 	tail := w.tail(t, e, w.view.step, s)
 	if e.first > 0 && w.pages.total > 0 {
-		w.mirror.add(blocks{}, 0, int(tail)-1)
-		w.mirror.add(e.prompt, shared, e.prompt.len())
+		hi := e.prompt.len()
+		w.mirror.add(blocks{}, 0, int(tail)-1, 1/useTau, e.used)
+		for i, u := range e.uses { // the deepest blocks first
+			lo := shared
+			if i+1 < len(e.uses) {
+				lo = max(lo, e.uses[i+1].end)
+			}
+			w.mirror.add(e.prompt, lo, min(u.end, hi), u.rate, e.used)
+			hi = min(hi, lo)
+		}
 	}
 	return float64(n) + tail + w.pages.extra
 }

@@ -160,13 +160,31 @@ func (s *Scheduler) spoils(x *waiter, p *pair, c *Candidate) bool {
 			s.claim(y)
 		}
 	}
-	own := blocks{c.Hashes, 1}
-	room := int(w.view.free) - w.mirror.cached
 	claimed := 0
-	w.mirror.evicted(own, int(math.Ceil(float64(u)/float64(c.BlockSize)+w.pages.extra))-room, func(r *run, lo, hi int) {
+	w.mirror.evicted(blocks{c.Hashes, 1}, s.pushes(p, c), func(r *run, lo, hi int) {
 		claimed += max(0, min(hi, s.claimedUpTo(r, lo, hi))-lo)
 	})
 	return float64(claimed*c.BlockSize) > spoil*float64(u)
+}
+
+// pushes is how many cached blocks a request would push out of its worker.
+func (s *Scheduler) pushes(p *pair, c *Candidate) int {
+	fresh := math.Ceil(float64(max(c.Tokens-p.cached, 0))/float64(c.BlockSize) + p.w.pages.extra)
+	return int(fresh) - (int(p.w.view.free) - p.w.mirror.cached)
+}
+
+// loss is the expected prefill time of the blocks that a request would push out:
+// what they took, by how probable it is that somebody needs them again soon.
+func (s *Scheduler) loss(t float64, p *pair, c *Candidate) (sum float64) {
+	w := p.w
+	if w.pages.total <= 0 || c.BlockSize <= 0 {
+		return 0
+	}
+	block := float64(c.BlockSize) * w.view.speed.A * w.view.slow
+	w.mirror.evicted(blocks{c.Hashes, 1}, s.pushes(p, c), func(r *run, lo, hi int) {
+		sum += float64(hi-lo) * block * -math.Expm1(-fade(r.rate, r.at, t)*lossHorizon)
+	})
+	return sum * lossWeight
 }
 
 // claimedUpTo is the end of the part of a run that requests in line need: as
