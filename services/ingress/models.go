@@ -18,6 +18,9 @@ type modelObject struct {
 	Root        string  `json:"root"`
 	Parent      *string `json:"parent"` // of a LoRA adapter
 	MaxModelLen *int    `json:"max_model_len"`
+	// Ready is a member of ours: whether a request would find somebody now. A model
+	// that is not ready is listed, since it comes back.
+	Ready bool `json:"ready"`
 }
 
 // models answers GET /v1/models and, with a name, GET /v1/models/{name}. Names
@@ -51,7 +54,7 @@ func (v *server) models(w http.ResponseWriter, a *admission, name string) {
 }
 
 func (v *server) modelObject(m *catalog.Model) modelObject {
-	o := modelObject{ID: m.Name, Object: "model", Created: v.started, OwnedBy: "kinference", Root: m.Root}
+	o := modelObject{ID: m.Name, Object: "model", Created: v.started, OwnedBy: "kinference", Root: m.Root, Ready: m.Ready}
 	if o.Root == "" {
 		o.Root = m.Name
 	}

@@ -243,9 +243,10 @@ func TestHTTP2(t *testing.T) {
 	}
 }
 
+// All models that the caller may use are listed, and whether somebody serves them now.
 func TestModels(t *testing.T) {
 	e := start(t, func(_ *ingress.Config, c *routerv1.Catalog) {
-		c.Models = append(c.Models, &routerv1.Model{Name: "org/model 1", Root: "org/model 1"})
+		c.Models = append(c.Models, &routerv1.Model{Name: "org/model 1", Root: "org/model 1"}) // not ready
 	}).ready()
 	status, body := e.get("/v1/models")
 	var list struct {
@@ -256,6 +257,7 @@ func TestModels(t *testing.T) {
 			Parent           *string
 			Max              *int `json:"max_model_len"`
 			Created          int64
+			Ready            bool
 		}
 	}
 	if err := json.Unmarshal([]byte(body), &list); err != nil || status != 200 || list.Object != "list" || len(list.Data) != 4 {
@@ -263,7 +265,7 @@ func TestModels(t *testing.T) {
 	}
 	for i, want := range []string{"base-model", "chat", "org/model 1", "sql"} {
 		d := list.Data[i]
-		if d.ID != want || d.Object != "model" || d.Owned == "" || d.Created == 0 {
+		if d.ID != want || d.Object != "model" || d.Owned == "" || d.Created == 0 || d.Ready != (i != 2) {
 			t.Errorf("model %d is %+v", i, d)
 		}
 	}

@@ -45,6 +45,7 @@ type Model struct {
 	Root        string // the model behind an alias or adapter
 	Adapter     bool   // Name stands for a LoRA adapter of Root
 	MaxModelLen int    // tokens, 0 while unknown
+	Ready       bool   // somebody can serve it now: a worker that is ready, or a provider
 	Profiles    []*Profile
 	// Considered are Profiles and those of other models that a policy could send
 	// its requests to.
@@ -113,7 +114,7 @@ func New(c *routerv1.Catalog) *View {
 func models(list []*routerv1.Model, profiles map[string]*Profile) []*Model {
 	out := make([]*Model, 0, len(list))
 	for _, m := range list {
-		model := &Model{Name: m.GetName(), Root: m.GetRoot(), MaxModelLen: int(m.GetMaxModelLen()), External: m.GetExternal(), ReadsTags: m.GetReadsTags(), ReadsHeaders: m.GetReadsHeaders(),
+		model := &Model{Name: m.GetName(), Root: m.GetRoot(), MaxModelLen: int(m.GetMaxModelLen()), External: m.GetExternal(), Ready: m.GetReady() || m.GetExternal(), ReadsTags: m.GetReadsTags(), ReadsHeaders: m.GetReadsHeaders(),
 			ReadTags: m.GetReadTags(), TagsNamespace: m.GetTagsNamespace()}
 		for _, id := range m.GetProfiles() {
 			if p := profiles[id]; p != nil {
