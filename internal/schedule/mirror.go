@@ -36,7 +36,7 @@ type use struct {
 
 const (
 	// useTau is the time constant of rates of use in seconds.
-	useTau = 120
+	useTau = 120.0
 	// maxUses bounds a list of uses.
 	maxUses = 8
 )
