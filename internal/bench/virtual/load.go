@@ -20,6 +20,11 @@ func (s *sim) load(sc workload.Scenario) {
 			s.learn(kvhash.Append(nil, kvhash.Root("", ""), gen.Prefix(i), s.o.Profile.BlockSize))
 		}
 	}
+	// A client that knows the length of its answer says so, as GuideLLM does.
+	limit := 0
+	if sc.Sigma == 0 {
+		limit = sc.OutputTokens
+	}
 	loop := gen.Loop()
 	warm := sc.Rate > 0 // past the warm-up, for the victims
 	spent := false
@@ -38,7 +43,7 @@ func (s *sim) load(sc workload.Scenario) {
 			return
 		}
 		warm = warm || r.Measured
-		s.send(&call{id: fmt.Sprint("r", r.Index), tenant: "load", prompt: r.Prompt, output: r.Output,
+		s.send(&call{id: fmt.Sprint("r", r.Index), tenant: "load", prompt: r.Prompt, output: r.Output, limit: limit,
 			sample: stats.Sample{Index: r.Index, Measured: r.Measured, Turn: r.Turn, Alone: alone(r)},
 			done:   func() { send(stream) }})
 	}
@@ -55,7 +60,7 @@ func (s *sim) load(sc workload.Scenario) {
 			return
 		}
 		s.feed(at, func() {
-			s.send(&call{id: fmt.Sprint("r", r.Index), tenant: "load", prompt: r.Prompt, output: r.Output,
+			s.send(&call{id: fmt.Sprint("r", r.Index), tenant: "load", prompt: r.Prompt, output: r.Output, limit: limit,
 				sample: stats.Sample{Index: r.Index, Measured: r.Measured, Alone: alone(r)}, done: func() {}})
 			arrive()
 		})
@@ -72,7 +77,7 @@ func (s *sim) load(sc workload.Scenario) {
 			if spent {
 				return
 			}
-			s.send(&call{id: fmt.Sprint("v", r.Index), tenant: fmt.Sprint("victim", r.Tenant), prompt: r.Prompt, output: r.Output,
+			s.send(&call{id: fmt.Sprint("v", r.Index), tenant: fmt.Sprint("victim", r.Tenant), prompt: r.Prompt, output: r.Output, limit: limit,
 				sample: stats.Sample{Index: r.Index, Measured: warm, Tenant: r.Tenant, Alone: alone(r)}, done: func() {}})
 			victim()
 		})

@@ -42,7 +42,7 @@ func (s *sim) routerOf(connection int) *router {
 func (s *sim) enter(c *call) {
 	r := c.router
 	err := r.scheduler.Enter(s.clock(), schedule.Request{
-		ID: c.id, Tenant: c.tenant, Connection: ConnectionName(s.o.Seed, c.connection), MaxTokens: len(c.output), Objective: s.o.Objective,
+		ID: c.id, Tenant: c.tenant, Connection: ConnectionName(s.o.Seed, c.connection), MaxTokens: c.limit, Objective: s.o.Objective,
 	}, s.candidates(c), nil)
 	if err != nil {
 		s.err = err

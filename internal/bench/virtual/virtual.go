@@ -117,6 +117,7 @@ func RunTrace(trace []workload.TraceRequest, stretch float64, o Options) (stats.
 type call struct {
 	id, tenant     string
 	prompt, output []uint32
+	limit          int // of the output, as the client says; 0: it does not
 	hashes         []kvhash.Hash
 	connection     int
 	router         *router
