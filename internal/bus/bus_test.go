@@ -253,6 +253,35 @@ func TestStreamReplaced(t *testing.T) {
 	l.waitFor(t, notCaughtUp, "demo.sim.a/1 4-4", "start", "demo.sim.a/1 5-5")
 }
 
+// TestConsumerThatIsStill covers a consumer that sends heartbeats and no messages: it
+// is given up for another.
+func TestConsumerThatIsStill(t *testing.T) {
+	c := connect(t, testenv.NATS(t))
+	var s bus.StreamSettings
+	l := newLog()
+	run(t, func(ctx context.Context) error { return c.ConsumeKV(ctx, s, bus.Position{}, l.handler(t)) })
+	publish := func(n uint64) {
+		t.Helper()
+		if _, err := c.PublishKV(t.Context(), s, worker, batch(n, n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	publish(0)
+	l.waitFor(t, notCaughtUp, "demo.sim.a/1 0-0")
+	stream, err := c.JetStream().Stream(t.Context(), bus.KVStream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range stream.ConsumerNames(t.Context()).Name() {
+		if _, err := stream.PauseConsumer(t.Context(), name, time.Now().Add(time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	publish(1)
+	publish(2)
+	l.waitFor(t, notCaughtUp, "demo.sim.a/1 0-0", "demo.sim.a/1 1-1", "demo.sim.a/1 2-2")
+}
+
 func TestStreamIsLeftAsItIs(t *testing.T) {
 	c := connect(t, testenv.NATS(t))
 	if _, err := c.EnsureKVStream(t.Context(), bus.StreamSettings{MaxBytes: 1 << 20, MaxAge: time.Minute}); err != nil {

@@ -170,10 +170,19 @@ func (r *reader) read(ctx context.Context) error {
 	}
 	wait()
 	defer func() { end() }()
+	// At the last news of the stream: whether there was more to read, and where.
+	var behind, still bool
+	at := r.seq
 	for delivered := uint64(0); ; {
 		msg, err := it.Next(jetstream.NextContext(nctx))
 		select {
 		case i := <-infos:
+			// A consumer that was made while the stream had no leader may give nothing
+			// and say that it is well; and so may one that an operator has paused.
+			if behind, still = i.State.Msgs > 0 && i.State.LastSeq > r.seq, behind && r.seq == at; behind && still {
+				return errors.New("the consumer does not deliver")
+			}
+			at = r.seq
 			r.checkCaughtUp(i)
 			if r.h.Held != nil {
 				r.h.Held(Position{r.created, r.seq}, i.State.FirstSeq, i.State.LastSeq)
