@@ -57,6 +57,9 @@ type Options struct {
 	AccountingListen string
 	// Ledger is the place of the ledger of usage; empty: a file in DataDir.
 	Ledger string
+	// GPUEvery is how often the time of workers is divided among requests; 0: each
+	// minute.
+	GPUEvery time.Duration
 	// Policy of the router; empty: its default.
 	Policy string
 	// Seed makes the router's random choices repeatable.
@@ -203,7 +206,7 @@ func (s *Stack) start(o Options) error {
 			return (&classifier.Service{Config: classifier.Config{Listener: l, RouterURL: routerURL, MaxBytes: o.ClassifierMaxBytes}}).Run(ctx)
 		}},
 		{"accounting", func(ctx context.Context, l net.Listener) error {
-			return (&accounting.Service{Config: accounting.Config{Listener: l, NATSURL: natsURL, RouterURL: routerURL, Ledger: o.Ledger}}).Run(ctx)
+			return (&accounting.Service{Config: accounting.Config{Listener: l, NATSURL: natsURL, RouterURL: routerURL, Ledger: o.Ledger, GPUEvery: o.GPUEvery}}).Run(ctx)
 		}},
 		{"ingress", func(ctx context.Context, l net.Listener) error {
 			return (&ingress.Service{Config: ingress.Config{Listener: l, NATSURL: natsURL, UsageDir: usageDir, CacheSaltFile: saltFile, RouterURL: routerURL, LimiterURL: limiterURL, LimiterTimeout: o.LimiterTimeout, ClassifierURL: classifierURL, ClassifyTimeout: o.ClassifyTimeout, ProviderCredentials: o.ProviderCredentials, ProviderPrivate: cmp.Or(o.ProviderPrivate, "127.0.0.0/8,::1/128")}}).Run(ctx)
