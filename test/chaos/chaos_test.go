@@ -96,7 +96,7 @@ func (b *balancer) all() bool {
 // row lets one thing go wrong under load, waits until all is well, and compares.
 func (c *cluster) row(f fault) row {
 	c.t.Helper()
-	before, _ := c.counted()
+	before := c.settled()
 	out0, leaked0 := c.out.Load(), c.leaked.Load()
 	s := c.start()
 	pause(time.Second)

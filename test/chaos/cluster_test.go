@@ -39,8 +39,8 @@ const (
 
 // cluster is an installation with replicas of all that has them, each in a process
 // of its own: two of each service but relay and accounting, of which there is one,
-// three NATS servers with streams of three copies, and a Redis primary with a
-// replica and three Sentinels. Only the workers are simulated, in this process,
+// three NATS servers with streams of three copies, and a Redis primary with two
+// replicas and three Sentinels. Only the workers are simulated, in this process,
 // which thus knows the truth.
 type cluster struct {
 	t    *testing.T
@@ -155,13 +155,13 @@ func startCluster(t *testing.T, rate int) *cluster {
 		return []string{"--redis-addrs", strings.Join(sentinels, ","), "--redis-mode", "sentinel", "--redis-master", "m"}
 	})
 	c.kvtracker = start("kvtracker", trackers, 7103, func(int) []string {
-		return []string{"--mode", "tracker", "--nats-url", natsURL, "--stream-replicas", "3"}
+		return []string{"--mode", "tracker", "--nats-url", natsURL, "--stream-replicas", "3", "--stream-file"}
 	})
 	c.router = start("router", routers, 7102, func(int) []string {
 		return []string{"--config", conf, "--admin-api-listen", "", "--kvtracker-url", urls(trackers, 7103), "--time-scale", fmt.Sprint(timeScale), "--probe-interval", "250ms"}
 	})
 	c.relay = start("relay", places(1), 0, func(int) []string {
-		return []string{"--mode", "relay", "--nats-url", natsURL, "--router-url", router, "--stream-replicas", "3"}
+		return []string{"--mode", "relay", "--nats-url", natsURL, "--router-url", router, "--stream-replicas", "3", "--stream-file"}
 	})
 	c.classifier = start("classifier", classifiers, 7105, func(int) []string { return []string{"--router-url", router} })
 	c.ingress = start("ingress", places(2), 8080, func(i int) []string {
@@ -424,16 +424,18 @@ func (c *cluster) leader(stream string) (leader, follower *process) {
 	return leader, follower
 }
 
-// startRedis starts a primary with a replica, which write all to disk each second,
-// and three Sentinels. A primary that is silent for a second is replaced.
+// startRedis starts a primary with two replicas, which write all to disk each second,
+// and three Sentinels. A primary that is silent for a second is replaced. One without
+// a replica takes no writes: else one that was killed and comes back too soon takes
+// some that are lost when it becomes a replica.
 func (c *cluster) startRedis() {
 	c.t.Helper()
 	first := ""
-	for i := range 2 {
+	for i := range 3 {
 		p := c.site.place()
 		name := fmt.Sprint("redis-", i)
 		dir := filepath.Join(c.dir, name)
-		c.write(dir, "redis.conf", fmt.Sprintf("port 6379\nbind %s\nprotected-mode no\ndir %s\nsave \"\"\nappendonly yes\nrepl-diskless-sync-delay 0\n", p.addr, dir))
+		c.write(dir, "redis.conf", fmt.Sprintf("port 6379\nbind %s\nprotected-mode no\ndir %s\nsave \"\"\nappendonly yes\nrepl-diskless-sync-delay 0\nmin-replicas-to-write 1\n", p.addr, dir))
 		args := []string{filepath.Join(dir, "redis.conf")}
 		if i == 0 {
 			first = p.addr
@@ -451,23 +453,24 @@ func (c *cluster) startRedis() {
 	}
 }
 
-// primary returns the Redis server that all Sentinels take for the primary, once
-// the other one follows it.
+// primary returns the Redis server that a Sentinel takes for the primary, once the
+// others follow it.
 func (c *cluster) primary() *process {
 	c.t.Helper()
 	var found *process
 	if !eventually(time.Minute, func() bool {
 		named := redis(c.sentinel[0].addr+":26379", "SENTINEL", "get-master-addr-by-name", "m")
-		for i, p := range c.redis {
-			other := c.redis[1-i]
-			if strings.Contains(named, p.addr+"\r\n") && strings.Contains(redis(other.addr+":6379", "INFO", "replication"), "master_link_status:up") {
+		found = nil
+		for _, p := range c.redis {
+			if strings.Contains(named, p.addr+"\r\n") {
 				found = p
-				return true
+			} else if !strings.Contains(redis(p.addr+":6379", "INFO", "replication"), "master_link_status:up") {
+				return false
 			}
 		}
-		return false
+		return found != nil
 	}) {
-		c.t.Fatal("Redis has no primary with a replica")
+		c.t.Fatal("Redis has no primary with two replicas")
 	}
 	return found
 }

@@ -11,7 +11,7 @@ import (
 func TestRollingRestart(t *testing.T) {
 	c := startCluster(t, perSecond())
 	c.warm()
-	before, _ := c.counted()
+	before := c.settled()
 	s := c.start()
 	pause(time.Second)
 	for _, list := range [][]*process{c.accounting, c.classifier, c.limiter, c.kvtracker, c.relay, c.router, c.ingress} {

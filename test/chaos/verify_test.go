@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/kinference/kinference/internal/bus"
 	"github.com/kinference/kinference/internal/kvhash"
 	accountingv1 "github.com/kinference/kinference/proto/gen/kinference/accounting/v1"
 	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
@@ -127,7 +128,31 @@ func (c *cluster) compareIndex() index {
 		return out.Missing == 0 && out.False == 0
 	})
 	out.After = time.Since(began).Seconds()
+	if out.Missing+out.False > 0 {
+		c.explainIndex()
+	}
 	return out
+}
+
+// explainIndex logs what each tracker and server knows, for who looks for the cause.
+func (c *cluster) explainIndex() {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	for _, w := range c.fleet {
+		c.t.Logf("%s has published %d batches", w.Name(), w.EventStats(0).Batches)
+	}
+	for i := range c.trackers {
+		blocks, missing, extra, err := c.differs(i)
+		c.t.Logf("kvtracker-%d: %d of %d blocks are missing, %d false; %v", i, missing, blocks, extra, err)
+		list, err := c.states(ctx, i)
+		for _, s := range list {
+			c.t.Logf("  %s: %v, epoch %s, cleared %d times; %v", s.GetWorker(), s.GetIndex(), s.GetEpoch(), s.GetClears(), err)
+		}
+	}
+	if s, err := c.streams.Stream(ctx, bus.KVStream); err == nil {
+		i := s.CachedInfo()
+		c.t.Logf("stream: %d messages, %d to %d, leader %s", i.State.Msgs, i.State.FirstSeq, i.State.LastSeq, i.Cluster.Leader)
+	}
 }
 
 // differs compares one tracker with the engines, block by block.
@@ -185,6 +210,18 @@ func (c *cluster) differs(tracker int) (blocks, missing, extra int, err error) {
 
 // holdings is how many blocks a tracker says that each worker holds.
 func (c *cluster) holdings(ctx context.Context, tracker int) (map[string]int, error) {
+	list, err := c.states(ctx, tracker)
+	out := map[string]int{}
+	for _, w := range list {
+		if i := w.GetIndex(); i.GetLive() {
+			out[w.GetWorker()] = int(i.GetBlocks())
+		}
+	}
+	return out, err
+}
+
+// states is what a tracker says of the workers; an error too if it does not follow.
+func (c *cluster) states(ctx context.Context, tracker int) (list []*kvtrackerv1.WorkerState, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := c.trackers[tracker].WatchWorkers(ctx, &kvtrackerv1.WatchWorkersRequest{})
@@ -192,22 +229,17 @@ func (c *cluster) holdings(ctx context.Context, tracker int) (map[string]int, er
 		return nil, err
 	}
 	defer stream.Close()
-	out := map[string]int{}
 	for stream.Receive() {
 		m := stream.Msg()
-		for _, w := range m.GetWorkers() {
-			if i := w.GetIndex(); i.GetLive() {
-				out[w.GetWorker()] = int(i.GetBlocks())
-			}
-		}
+		list = append(list, m.GetWorkers()...)
 		if m.GetSynced() {
 			if m.GetState() != kvtrackerv1.TrackerState_TRACKER_STATE_FOLLOWS {
-				return nil, errors.New("the tracker does not follow")
+				return list, errors.New("the tracker does not follow")
 			}
-			return out, nil
+			return list, nil
 		}
 	}
-	return nil, errors.Join(errors.New("the stream ended"), stream.Err())
+	return list, errors.Join(errors.New("the stream ended"), stream.Err())
 }
 
 // counted is what the limiter counts of the daily budget of plain requests, and
@@ -223,6 +255,15 @@ func (c *cluster) counted() (used int64, settled bool) {
 	}
 	s := resp.GetStates()[0]
 	return dayLimit - s.GetRemaining(), s.GetLeased() == 0
+}
+
+// settled is what is counted once all shares and reservations are back.
+func (c *cluster) settled() (used int64) {
+	c.t.Helper()
+	if !eventually(patience, func() (ok bool) { used, ok = c.counted(); return ok }) {
+		c.t.Errorf("shares of limits are still out %v after the load", patience)
+	}
+	return used
 }
 
 // limits is what limits let through.
