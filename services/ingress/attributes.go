@@ -1,8 +1,8 @@
 package ingress
 
 import (
-	"encoding/json"
 	"errors"
+	"math"
 	"net/http"
 	"slices"
 	"strings"
@@ -32,7 +32,7 @@ func (x *exchange) attributesOf() (*routerv1.Attributes, *openai.Error) {
 	if e != nil {
 		return nil, e
 	}
-	a := &routerv1.Attributes{Qos: qos, Endpoint: "ChatCompletions", EstimatedTokens: uint32(prompt.Estimate(&x.req)), Tools: toolNames(x.req.Tools), ClaimsJson: x.caller.Claims}
+	a := &routerv1.Attributes{Qos: qos, Endpoint: "ChatCompletions", EstimatedTokens: uint32(prompt.Estimate(&x.req)), Tools: toolNames(x.req.Body.Get("tools")), ClaimsJson: x.caller.Claims}
 	if t := x.caller.Tenant; t != nil {
 		a.Tenants = t.Short
 	}
@@ -59,20 +59,26 @@ func (x *exchange) attributesOf() (*routerv1.Attributes, *openai.Error) {
 	return a, nil
 }
 
-// toolNames are the names of the functions in a request's tools.
-func toolNames(tools json.RawMessage) []string {
-	var list []struct {
-		Function struct {
-			Name string `json:"name"`
-		} `json:"function"`
-	}
-	if len(tools) == 0 || json.Unmarshal(tools, &list) != nil {
-		return nil // whatever is wrong with it the engine will say
-	}
+// toolNames are the names of the functions in a request's tools. Agents send many
+// KB of them each time, of which the names alone are wanted.
+func toolNames(tools openai.Value) []string {
 	var out []string
-	for _, t := range list[:min(len(list), maxTools)] {
-		if t.Function.Name != "" {
-			out = append(out, t.Function.Name)
+	var tool, function openai.Object
+	n := 0
+	for t := range tools.Elements() {
+		if n++; n > maxTools {
+			break
+		}
+		// Whatever is wrong with one the engine will say.
+		if t.Kind != openai.Obj || tool.Parse(t.Raw, math.MaxInt) != nil {
+			continue
+		}
+		f := tool.Get("function")
+		if f.Kind != openai.Obj || function.Parse(f.Raw, math.MaxInt) != nil {
+			continue
+		}
+		if name, _ := function.Get("name").Text(); name != "" {
+			out = append(out, name)
 		}
 	}
 	return out

@@ -78,16 +78,28 @@ func BenchmarkPipeline(b *testing.B) {
 //
 //	go test -run '^$' -bench FirstEvent -benchtime 500ms ./services/ingress
 func BenchmarkFirstEvent(b *testing.B) {
-	body := conversation(8<<10, 0)
-	w := newWorker(b, "w", answers(roleChunk()+textChunk("a")+usageChunk+doneEvent))
+	w := newWorker(b, "w", answers(roleChunk()+textChunk("a")+doneEvent)) // with usage the parity check would compare it
 	target, _ := url.Parse(w.url)
 	plain := httputil.NewSingleHostReverseProxy(target)
 	plain.FlushInterval = -1
 	front := httptest.NewServer(plain)
 	b.Cleanup(front.Close)
-	e := start(b, func(_ *ingress.Config, c *routerv1.Catalog) { c.Profiles[0].TokenizerPath = modelDir(b) }).ready()
+	e := start(b, func(_ *ingress.Config, c *routerv1.Catalog) {
+		c.Profiles[0].TokenizerPath, c.Profiles[0].MaxModelLen, c.Models[1].MaxModelLen = modelDir(b), 1<<20, 1<<20
+	}).ready()
 	e.router.routes(w)
-	for _, tt := range []struct{ name, url string }{{"worker", w.url}, {"reverse_proxy", front.URL}, {"ingress", e.url}} {
+	for _, tt := range []struct {
+		name, url string
+		size      int
+	}{
+		{"1KB/worker", w.url, 1 << 10},
+		{"1KB/reverse_proxy", front.URL, 1 << 10},
+		{"1KB/ingress", e.url, 1 << 10},
+		{"400KB/worker", w.url, 400 << 10},
+		{"400KB/reverse_proxy", front.URL, 400 << 10},
+		{"400KB/ingress", e.url, 400 << 10},
+	} {
+		body := conversation(tt.size, 0)
 		b.Run(tt.name, func(b *testing.B) {
 			first := make([]byte, 1)
 			var sum time.Duration

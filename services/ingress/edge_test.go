@@ -265,7 +265,7 @@ func TestAskingIsForgiving(t *testing.T) {
 		_, _ = io.WriteString(w, `{"token_ids":`+text+`}`)
 	}
 	e := startAsked(t, a, func(c *ingress.Config) { c.PromptTimeout, c.PromptRetry = time.Second, time.Hour })
-	e.post(chatPath, `{"model":"chat","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"https://example.com/x"}}]}]}`)
+	e.post(chatPath, `{"model":"chat","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}]}]}`)
 	if n := a.renders.Load() + a.others.Load(); n != 0 || !e.router.sent()[0].GetApproximate() {
 		t.Errorf("%d questions for a picture", n)
 	}
