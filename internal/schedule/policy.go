@@ -25,10 +25,11 @@ const (
 	// LeastRequests picks the worker with the fewest requests in flight.
 	LeastRequests = "leastrequests"
 	// PredictedTTFT picks the worker with the least predicted time to first
-	// token. It is the default.
+	// token.
 	PredictedTTFT = "predictedttft"
 	// K2 holds requests in line until their best worker can begin soon, and
-	// counts what each prefill costs others (docs/decisions/0010).
+	// counts what each prefill costs others (docs/decisions/0010). It is the
+	// default.
 	K2 = "k2"
 )
 
@@ -57,9 +58,9 @@ func newPolicy(name string) (Policy, error) {
 		return &roundRobinPolicy{}, nil
 	case LeastRequests:
 		return leastRequestsPolicy{}, nil
-	case PredictedTTFT, "":
+	case PredictedTTFT:
 		return predictedTTFTPolicy{}, nil
-	case K2:
+	case K2, "":
 		return k2Policy{}, nil
 	}
 	if p := newPeer(name); p != nil {

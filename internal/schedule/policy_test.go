@@ -101,7 +101,7 @@ func TestDecisionIsComplete(t *testing.T) {
 }
 
 func TestReason(t *testing.T) {
-	s := newScheduler(t, Settings{})
+	s := newScheduler(t, Settings{Policy: PredictedTTFT})
 	c := candidates("a b", 2000, 100, chain("x", 19))
 	c[1].GPUTokens = 1900
 	d := s.Decide(start, Request{ID: "r"}, c)

@@ -12,7 +12,7 @@ import (
 
 // Settings configures a Scheduler. The zero value is ready for production.
 type Settings struct {
-	// Policy is one of Policies(); empty means PredictedTTFT.
+	// Policy is one of Policies(); empty means K2.
 	Policy string
 	// Seed drives the random policies and nothing else.
 	Seed uint64

@@ -151,7 +151,7 @@ func TestPrediction(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			s := newScheduler(t, Settings{})
+			s := newScheduler(t, Settings{Policy: PredictedTTFT})
 			if tt.before != nil {
 				tt.before(s)
 			}
