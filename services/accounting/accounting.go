@@ -63,6 +63,8 @@ type Config struct {
 	// Rebuild makes the ledger anew from the stream, as far as that reaches back,
 	// and ends.
 	Rebuild bool
+	// Copies back the ledger up, or restore it, and end.
+	Copies
 }
 
 // Service is the accounting service.
@@ -83,6 +85,7 @@ func (s *Service) Flags(fs *flag.FlagSet) {
 	fs.IntVar(&s.Replicas, "usage-replicas", s.Replicas, "replicas of the stream, where this process makes it")
 	fs.DurationVar(&s.MaxAge, "usage-max-age", s.MaxAge, "how long the stream keeps events, where this process makes it")
 	fs.Int64Var(&s.StreamBytes, "usage-stream-bytes", s.StreamBytes, "bytes of the stream, where this process makes it")
+	s.Copies.flags(fs)
 	fs.BoolVar(&s.Rebuild, "rebuild", s.Rebuild, "forget what the stream still holds, so that the next start reads it again, and end")
 }
 
@@ -114,7 +117,7 @@ func (s *Service) Validate() error {
 	if s.Rebuild && (s.NATSURL == "" || s.Ledger == "") {
 		faults = append(faults, errors.New("rebuild needs nats-url and ledger"))
 	}
-	return errors.Join(faults...)
+	return errors.Join(append(faults, s.Copies.validate(s.Ledger))...)
 }
 
 // Run serves until ctx is done.
@@ -124,6 +127,9 @@ func (s *Service) Run(ctx context.Context) error {
 		return err
 	}
 	place := s.Ledger
+	if s.Copies.asked() {
+		return s.Copies.run(ctx, place)
+	}
 	if place == "" {
 		dir, remove, err := tempDir()
 		if err != nil {

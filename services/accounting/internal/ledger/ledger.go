@@ -117,7 +117,7 @@ func sumTable(t table) string {
 // Open opens the ledger at a place: a postgres:// URL, or the path of a SQLite
 // file, whose folder is made. ctx bounds the call.
 func Open(ctx context.Context, place string) (*Ledger, error) {
-	l := &Ledger{postgres: strings.HasPrefix(place, "postgres://") || strings.HasPrefix(place, "postgresql://")}
+	l := &Ledger{postgres: isPostgres(place)}
 	var err error
 	if l.postgres {
 		l.db, err = sql.Open("pgx", place)
@@ -134,6 +134,10 @@ func Open(ctx context.Context, place string) (*Ledger, error) {
 		return nil, fmt.Errorf("open ledger: %w", err)
 	}
 	return l, nil
+}
+
+func isPostgres(place string) bool {
+	return strings.HasPrefix(place, "postgres://") || strings.HasPrefix(place, "postgresql://")
 }
 
 func openFile(path string) (*sql.DB, error) {
