@@ -5,6 +5,7 @@ go 1.26.0
 require (
 	connectrpc.com/connect v1.21.1
 	github.com/kinference/kinference/api v0.0.0
+	github.com/kinference/kinference/deploy/charts v0.0.0
 	github.com/kinference/kinference/internal v0.0.0
 	github.com/kinference/kinference/proto v0.0.0
 	github.com/kinference/kinference/services/accounting v0.0.0
@@ -132,3 +133,5 @@ replace github.com/kinference/kinference/services/limiter => ../services/limiter
 replace github.com/kinference/kinference/services/classifier => ../services/classifier
 
 replace github.com/kinference/kinference/services/accounting => ../services/accounting
+
+replace github.com/kinference/kinference/deploy/charts => ../deploy/charts

@@ -148,3 +148,5 @@ replace github.com/kinference/kinference/services/limiter => ../services/limiter
 replace github.com/kinference/kinference/services/classifier => ../services/classifier
 
 replace github.com/kinference/kinference/services/accounting => ../services/accounting
+
+replace github.com/kinference/kinference/deploy/charts => ../deploy/charts

@@ -17,13 +17,27 @@ func checkCommand() *cobra.Command {
 		Short: "Check that a running control plane works, with a hint for what does not",
 		Long: `Check that a running control plane works: the router answers and has resources, kvtracker is followed, every worker is ready, and
 token ids and cached tokens are those of the engines. What fails comes with a hint, and the exit code is 1. What nothing is
-known of yet is a warning.`,
+known of yet is a warning.
+
+With --pre, before an installation: the cluster is new enough and knows what the charts use, you may make what they make, and the Secrets and
+classes of volumes that the values name are there. kubectl and helm ask; nothing is changed.`,
 		Args: cobra.NoArgs,
 	}
-	out, admin := outputFlag(cmd), adminFlags(cmd)
+	out, admin, place := outputFlag(cmd), adminFlags(cmd), clusterFlags(cmd)
+	place.valueFlags(cmd)
+	var pre bool
+	cmd.Flags().BoolVar(&pre, "pre", false, "check whether a cluster is ready for an installation with these values")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		s, err := askStatus(cmd.Context(), admin)
-		list := checks(admin.url(), s, err)
+		var list []check
+		if pre {
+			var err error
+			if list, err = place.before(cmd.Context()); err != nil {
+				return err
+			}
+		} else {
+			s, err := askStatus(cmd.Context(), admin)
+			list = checks(admin.url(), s, err)
+		}
 		if err := out.print(cmd.OutOrStdout(), list, func(w io.Writer) error { return printChecks(w, list) }); err != nil {
 			return err
 		}

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 	"time"
@@ -11,7 +13,9 @@ import (
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
+	"github.com/kinference/kinference/internal/daemon"
 	"github.com/kinference/kinference/internal/rpc"
+	"github.com/kinference/kinference/internal/tlsfile"
 	"github.com/kinference/kinference/proto/gen/kinference/admin/v1/adminv1connect"
 )
 
@@ -23,6 +27,7 @@ const (
 	envAdmin     = "KINFERENCE_ADMIN"
 	envToken     = "KINFERENCE_ADMIN_TOKEN" //nolint:gosec // a name, not a credential
 	envTokenFile = "KINFERENCE_ADMIN_TOKEN_FILE"
+	envCAFile    = "KINFERENCE_CA_FILE"
 )
 
 const defaultAdmin = "http://127.0.0.1:7107"
@@ -30,10 +35,36 @@ const defaultAdmin = "http://127.0.0.1:7107"
 // admin is how a command reaches the admin API.
 type admin struct{ at, tokenFile string }
 
+// secureFlags say whom a command believes at https:// addresses, and what it shows
+// there. They are read before the command runs, whose context has them then.
+func secureFlags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	if f.Lookup("ca-file") != nil {
+		return // it asks two services
+	}
+	var files tlsfile.Files
+	f.StringVar(&files.CA, "ca-file", "", "PEM file with the authority of https:// addresses; empty: $"+envCAFile+", or the system's")
+	f.StringVar(&files.Cert, "cert-file", "", "PEM file with a certificate to show there, which services other than the admin API may ask for")
+	f.StringVar(&files.Key, "key-file", "", "PEM file with its key")
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
+		files.CA = cmp.Or(files.CA, os.Getenv(envCAFile))
+		if files == (tlsfile.Files{}) {
+			return nil
+		}
+		src, err := tlsfile.Open(cmd.Context(), files, slog.New(slog.DiscardHandler))
+		if err != nil {
+			return usageError{err}
+		}
+		cmd.SetContext(daemon.WithClientTLS(cmd.Context(), src))
+		return nil
+	}
+}
+
 func adminFlags(cmd *cobra.Command) *admin {
 	a := &admin{}
 	cmd.Flags().StringVar(&a.at, "admin", "", "base URL of the admin API; empty: $"+envAdmin+", or "+defaultAdmin)
 	cmd.Flags().StringVar(&a.tokenFile, "token-file", "", "file with a token for it; empty: $"+envTokenFile+", or the token in $"+envToken)
+	secureFlags(cmd)
 	return a
 }
 

@@ -36,7 +36,7 @@ func rootCommand() *cobra.Command {
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(validateCommand(), explainCommand(), replayCommand(), getCommand(), topCommand(), decisionsCommand(), checkCommand(), statusCommand(), indexCommand(), classifierCommand(), usageCommand(), objectivesCommand(), capacityCommand(), keysCommand())
+	root.AddCommand(installCommand(), upgradeCommand(), uninstallCommand(), validateCommand(), explainCommand(), replayCommand(), getCommand(), topCommand(), decisionsCommand(), checkCommand(), statusCommand(), indexCommand(), classifierCommand(), usageCommand(), objectivesCommand(), capacityCommand(), keysCommand())
 	return root
 }
 

@@ -57,6 +57,7 @@ func (f *usageFlags) register(cmd *cobra.Command) {
 // place declares where accounting is.
 func (f *usageFlags) place(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.accounting, "accounting", "", "base URL of accounting; empty: $"+envAccounting+", or "+defaultAccounting)
+	secureFlags(cmd)
 }
 
 const (

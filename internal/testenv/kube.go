@@ -134,6 +134,9 @@ func (k *KubeAPI) Stop() {
 	k.server.stop()
 }
 
+// Program is the path of one of the programs: kubectl, for commands that run it.
+func (k *KubeAPI) Program(name string) string { return k.programs[name] }
+
 // Kubectl runs kubectl as administrator and returns what it wrote to stdout and
 // stderr together.
 func (k *KubeAPI) Kubectl(t testing.TB, stdin string, args ...string) (string, error) {

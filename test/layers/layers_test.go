@@ -45,7 +45,7 @@ func packages(t *testing.T) []pkg {
 // and below.
 func layer(path string) int {
 	switch rest := strings.TrimPrefix(path, root); {
-	case strings.HasPrefix(rest, "proto/"), strings.HasPrefix(rest, "api/"):
+	case strings.HasPrefix(rest, "proto/"), strings.HasPrefix(rest, "api/"), strings.HasPrefix(rest, "deploy/"):
 		return 0
 	case strings.HasPrefix(rest, "internal"):
 		return 1

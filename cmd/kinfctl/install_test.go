@@ -1,0 +1,214 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kinference/kinference/deploy/charts"
+	"github.com/kinference/kinference/internal/testenv"
+)
+
+// kinfctlErr runs a command and returns what it wrote.
+func kinfctlErr(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	cmd := rootCommand()
+	cmd.SetArgs(args)
+	cmd.SetOut(&out)
+	cmd.SetErr(&out)
+	err := cmd.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+// apart lets helm find nothing of the user's.
+func apart(t *testing.T) {
+	t.Helper()
+	home := t.TempDir()
+	for _, name := range []string{"HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"} {
+		t.Setenv(name, home)
+	}
+	t.Setenv("HELM_NAMESPACE", "")
+	t.Setenv("KUBECONFIG", filepath.Join(home, "none"))
+}
+
+// What is embedded are the charts of the repository: all files that helm reads.
+func TestChartsAreComplete(t *testing.T) {
+	const folder = "../../deploy/charts"
+	n := 0
+	err := filepath.WalkDir(folder, func(path string, d os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(folder, path)
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if d.Name() == "charts" && rel != "." {
+				return filepath.SkipDir // of a build by hand
+			}
+			return nil
+		}
+		switch filepath.Ext(path) {
+		case ".go", ".mod", ".sum", ".md", ".lock", ".tgz", ".gitignore":
+			return nil
+		}
+		n++
+		raw, err := charts.Files.ReadFile(rel)
+		if err != nil {
+			t.Error(err)
+			return nil
+		}
+		if there, err := os.ReadFile(path); err != nil || !bytes.Equal(raw, there) {
+			t.Errorf("%s is another one: %v", rel, err)
+		}
+		return nil
+	})
+	if err != nil || n < 30 {
+		t.Errorf("%d files, %v", n, err)
+	}
+	for _, name := range charts.Order {
+		if _, err := charts.Files.ReadFile(name + "/Chart.yaml"); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestInstallDryRun(t *testing.T) {
+	helm := testenv.Helm(t)
+	apart(t)
+	out, err := kinfctlErr(t, "install", "--helm", helm, "--dry-run", "--profile", "dev", "--set", "router.replicas=2")
+	if err != nil {
+		t.Fatal(err, out)
+	}
+	list, err := manifests(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := map[string]int{}
+	for _, m := range list {
+		count[m.Kind]++
+	}
+	if count["CustomResourceDefinition"] != 6 || count["Deployment"] != 5 || count["StatefulSet"] != 3 || !strings.Contains(out, "replicas: 2") {
+		t.Errorf("renders %v", count)
+	}
+	for _, tc := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--profile", "large"}, "want dev or ha"},
+		{[]string{"--set", "router.replcas=2"}, "replcas"},
+		{[]string{"-f", "none.yaml"}, "none.yaml"},
+	} {
+		if _, err := kinfctlErr(t, append([]string{"install", "--helm", helm, "--dry-run"}, tc.args...)...); err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%v: got %v, want %q", tc.args, err, tc.want)
+		}
+	}
+	if _, err := kinfctlErr(t, "install", "--dry-run", "--helm", "no-such-helm"); exitCode(err) != 2 {
+		t.Errorf("without helm: got %v, want wrong usage", err)
+	}
+}
+
+// From an empty cluster and back, by kinfctl alone, against a real API.
+func TestInstall(t *testing.T) {
+	helm, k := testenv.Helm(t), testenv.Kube(t)
+	apart(t)
+	at := []string{"--helm", helm, "--kubeconfig", k.Kubeconfig}
+	run := func(fails string, args ...string) string {
+		t.Helper()
+		out, err := kinfctlErr(t, append(args, at...)...)
+		if (err == nil) != (fails == "") || err != nil && !strings.Contains(err.Error()+out, fails) {
+			t.Errorf("kinfctl %v: got %v, want %q\n%s", args, err, fails, out)
+		}
+		return out
+	}
+	pre := []string{"check", "--pre", "--kubectl", k.Program("kubectl")}
+
+	// What is missing is named, and nothing else fails.
+	out := run("a check failed", append(pre, "--profile", "ha")...)
+	for _, want := range []string{
+		"√ is Kubernetes 1.32 or later", "√ you may create customresourcedefinitions.apiextensions.k8s.io", "× knows monitoring.coreos.com/v1",
+		"install the Prometheus Operator", "× kinference-nats is there", "× kinference-ledger is there", "× there is a default class",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("lacks %q:\n%s", want, out)
+		}
+	}
+	if n := strings.Count(out, "×"); n != 9 { // an API, six Secrets, the class and the sum
+		t.Errorf("%d failures, want 9:\n%s", n, out)
+	}
+	kubectl := func(stdin string, args ...string) string {
+		t.Helper()
+		out, err := k.Kubectl(t, stdin, args...)
+		if err != nil {
+			t.Fatal(err, out)
+		}
+		return out
+	}
+	kubectl(`
+apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: { name: fast, annotations: { storageclass.kubernetes.io/is-default-class: "true" } }
+provisioner: none
+---
+apiVersion: v1
+kind: Namespace
+metadata: { name: kinference }
+---
+apiVersion: v1
+kind: Secret
+metadata: { name: kinference-ledger, namespace: kinference }
+stringData: { uri: "postgres://" }
+`, "create", "-f", "-")
+	run("", append(pre, "--profile", "dev")...)
+	// A Secret without the key is as good as none, and its content is not shown.
+	out = run("a check failed", append(pre, "--set", "accounting.ledger.postgres.secret=kinference-ledger")...)
+	if !strings.Contains(out, "it has no key url") || strings.Contains(out, "postgres://") {
+		t.Error(out)
+	}
+	// Somebody who may only look.
+	kubectl("", "create", "serviceaccount", "guest", "-n", "kinference")
+	kubectl("", "create", "clusterrolebinding", "guest", "--clusterrole=view", "--serviceaccount=kinference:guest")
+	token := strings.TrimSpace(kubectl("", "create", "token", "guest", "-n", "kinference"))
+	raw, err := os.ReadFile(k.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	guest := filepath.Join(t.TempDir(), "guest")
+	if err := os.WriteFile(guest, bytes.ReplaceAll(raw, []byte(k.Token), []byte(token)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err = kinfctlErr(t, append(pre, "--profile", "dev", "--helm", helm, "--kubeconfig", guest)...)
+	if err == nil || !strings.Contains(out, "× you may create deployments.apps in kinference") {
+		t.Errorf("who may only look: %v\n%s", err, out)
+	}
+
+	run("see kinfctl install", "upgrade")
+	run("", "install", "--profile", "dev", "--set", "router.replicas=2")
+	run("see kinfctl upgrade", "install")
+	run("see kinfctl upgrade", append(pre, "--profile", "dev")...)
+	if got := kubectl("", "get", "inferencepools", "-A"); !strings.Contains(got, "No resources found") {
+		t.Error(got)
+	}
+	// Values stay that are not given anew.
+	run("", "upgrade", "--set", "global.image.tag=0.1.1")
+	if got := kubectl("", "get", "deployment", "kinference-router", "-n", "kinference", "-o", "jsonpath={.spec.replicas} {.spec.template.spec.containers[0].image}"); got != "2 ghcr.io/kinference/router:0.1.1" {
+		t.Errorf("after the upgrade: %s", got)
+	}
+	if out := run("", "uninstall", "--dry-run", "--definitions", "--kubectl", k.Program("kubectl")); !strings.Contains(out, "Deployment kinference/kinference-router\n") || !strings.Contains(out, "CustomResourceDefinition inferencepools.kinference.buoyant.io") {
+		t.Errorf("lists\n%s", out)
+	}
+	run("", "uninstall")
+	kubectl("", "get", "crd", "inferencepools.kinference.buoyant.io") // stays
+	if got := kubectl("", "get", "deployments,statefulsets,services,clusterroles", "-A", "-l", "app.kubernetes.io/part-of=kinference", "-o", "name"); got != "" {
+		t.Errorf("it stays behind:\n%s", got)
+	}
+	run("", "install", "--profile", "dev")
+	run("", "uninstall", "--definitions", "--kubectl", k.Program("kubectl"))
+	if got := kubectl("", "get", "crd", "-o", "name"); strings.Contains(got, "kinference") {
+		t.Errorf("it stays behind:\n%s", got)
+	}
+}
