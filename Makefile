@@ -1,11 +1,11 @@
 # Kinference. `make help` lists the targets.
 SHELL := /bin/bash
 export CGO_ENABLED ?= 1
-MODULES := proto api internal services/accounting services/classifier services/ingress services/kvtracker services/limiter services/router cmd test
+MODULES := proto api deploy/charts internal services/accounting services/classifier services/ingress services/kvtracker services/limiter services/router cmd test
 SERVICES := ingress router kvtracker limiter classifier accounting
 TOOLS := bin/.tools
 
-.PHONY: help build demo dev newcomer test test-go interop interop-vllm bench bench-quick bench-vllm eval-classifier chaos fuzz generate lint check tidy clean
+.PHONY: help build demo dev newcomer test test-go interop interop-vllm bench bench-quick bench-vllm eval-classifier chaos fuzz generate lint check tidy images release clean
 
 help: ## List the targets.
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,12 @@ check: generate tidy lint test ## Everything that must hold before a change land
 tidy: ## Tidy every module.
 	go work sync
 	for m in $(MODULES); do (cd $$m && GOWORK=off go mod tidy) || exit 1; done
+
+images: ## Build the images of all services into out/images, without a container engine.
+	go run ./cmd/images --out out/images $(if $(VERSION),--version $(VERSION))
+
+release: ## Build a release (VERSION=0.1.0) into out/release: images, charts, kinfctl, checksums.
+	scripts/release.sh $(or $(VERSION),0.1.0)
 
 clean: ## Remove what was built.
 	rm -rf bin out

@@ -19,7 +19,7 @@ import (
 // `helm upgrade --install --wait` ends once all are ready, under the restricted
 // standard.
 func (c *cluster) testReady(t *testing.T) {
-	c.Nodes(t, "deployment-controller", "replicaset-controller", "disruption-controller")
+	c.Nodes(t, "deployment-controller", "replicaset-controller", "disruption-controller", "persistentvolumeclaim-protection-controller")
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() { c.schedule(ctx, t) })
@@ -38,7 +38,7 @@ func (c *cluster) testReady(t *testing.T) {
 			c.uninstall(t)
 			// Nobody collects what belonged to it.
 			c.must(t, "", "delete", "replicasets,pods,persistentvolumeclaims", "--all", "-n", namespace, "--force", "--grace-period=0", "--wait=false")
-			c.must(t, "", "wait", "--for=delete", "pods", "--all", "-n", namespace, "--timeout=1m")
+			c.must(t, "", "wait", "--for=delete", "pods,persistentvolumeclaims", "--all", "-n", namespace, "--timeout=1m")
 		})
 	}
 }
