@@ -21,6 +21,9 @@ const (
 	// gpuPatience is how many spans a service waits for another one that watched the
 	// workers when it did not itself.
 	gpuPatience = 3 * gpuLate
+	// gpuMargin is how many spans before and after one are looked at with it: who
+	// generated beside whom is told by whole answers.
+	gpuMargin = 2
 	// gpuReach is how far back a service that was away begins: what it watched is gone.
 	gpuReach = 90 * time.Minute
 	// relearn is how often weights are learned, from the hour before.
@@ -90,18 +93,15 @@ func (d *divider) divide(ctx context.Context, from, to time.Time) error {
 		}
 		d.learned = time.Now()
 	}
-	requests, err := d.v.served(ctx, ledger.Filter{From: from, To: to})
+	margin := gpuMargin * d.every
+	requests, err := d.v.served(ctx, ledger.Filter{From: from.Add(-margin), To: to.Add(margin)})
 	if err != nil {
 		return err
 	}
-	const rounding = 1e-3
 	var shares []ledger.Share
 	var times []ledger.WorkerTime
 	var count []func()
-	for set, o := range d.v.watched.between(unix(from)-stale, unix(to)+stale) {
-		intervals := slices.DeleteFunc(gputime.Intervals(o.states, d.length(), stale), func(iv gputime.Interval) bool {
-			return iv.From < unix(from)-rounding || iv.To > unix(to)+rounding
-		})
+	for set, o := range d.v.watched.between(unix(from.Add(-margin)), unix(to.Add(margin))+stale) {
 		s := requests[set]
 		if s == nil {
 			s = &served{}
@@ -110,7 +110,13 @@ func (d *divider) divide(ctx context.Context, from, to time.Time) error {
 		if !ok {
 			w = d.v.prior(set)
 		}
-		splits := gputime.Attribute(w, s.requests, intervals)
+		const rounding = 1e-3
+		splits := slices.DeleteFunc(gputime.Attribute(w, s.requests, gputime.Intervals(o.states, d.length(), stale)), func(sp gputime.Split) bool {
+			return sp.From < unix(from)-rounding || sp.To > unix(to)+rounding
+		})
+		if len(splits) == 0 {
+			continue
+		}
 		of, t := wholeMicros(s, splits)
 		shares = append(shares, of...)
 		t.WorkerSet = set

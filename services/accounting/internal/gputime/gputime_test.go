@@ -139,10 +139,55 @@ func TestIntervals(t *testing.T) {
 	}
 }
 
+// The ledger divides a minute at a time, by what is known of it and of some minutes
+// around it five minutes later. That is as good.
+func TestAttributionByMinutes(t *testing.T) {
+	const margin = 120
+	s := openloop.Settings{Profile: engine.L40SQwen27B, Seconds: 1200, Tenants: tenants(1), Seed: 7}
+	requests, states, _ := simulate(t, s)
+	w, fit := Calibrate(Prior(schedule.DefaultSpeeds()["h100"]), requests, Intervals(states, 15, 5))
+	for i, load := range []float64{.3, 1, 1.6} {
+		s.Tenants, s.Seed = tenants(load), uint64(i)
+		requests, states, run := simulate(t, s)
+		intervals := Intervals(states, 15, 5)
+		var splits []Split
+		for from := 0.0; from < run.Seconds+60; from += 60 {
+			var touch []Request
+			var index []int
+			for k, r := range requests {
+				if r.End >= from-margin && r.Sent <= from+60+margin && r.End <= from+360 {
+					touch, index = append(touch, r), append(index, k)
+				}
+			}
+			var in []Interval
+			for _, iv := range intervals {
+				if iv.From >= from-margin && iv.To <= from+60+margin {
+					in = append(in, iv)
+				}
+			}
+			for _, sp := range Attribute(w, touch, in) {
+				if sp.From < from || sp.To > from+60 {
+					continue
+				}
+				for j := range sp.Shares {
+					sp.Shares[j].Request = index[sp.Shares[j].Request]
+				}
+				splits = append(splits, sp)
+			}
+		}
+		checkSplits(t, fit, len(requests), splits, run, .02)
+	}
+}
+
 func check(t *testing.T, w Weights, fit Fit, requests []Request, intervals []Interval, run *openloop.Result, most float64) {
 	t.Helper()
+	checkSplits(t, fit, len(requests), Attribute(w, requests, intervals), run, most)
+}
+
+func checkSplits(t *testing.T, fit Fit, requests int, splits []Split, run *openloop.Result, most float64) {
+	t.Helper()
 	truth, got := map[string]float64{}, map[string]float64{}
-	names := make([]string, 0, len(requests))
+	names := make([]string, 0, requests)
 	for _, r := range run.Requests {
 		if r.End > 0 {
 			truth[r.Tenant] += r.Busy
@@ -150,7 +195,7 @@ func check(t *testing.T, w Weights, fit Fit, requests []Request, intervals []Int
 		}
 	}
 	wall, parts, idle, other := 0.0, 0.0, 0.0, 0.0
-	for _, sp := range Attribute(w, requests, intervals) {
+	for _, sp := range splits {
 		wall += sp.To - sp.From
 		idle += sp.Idle
 		other += sp.Other
@@ -170,7 +215,7 @@ func check(t *testing.T, w Weights, fit Fit, requests []Request, intervals []Int
 		worst = max(worst, math.Abs(d))
 		line += fmt.Sprintf(" %s %.0f s %+.2f %%", n.Name, truth[n.Name], 100*d)
 	}
-	t.Logf("%d requests, %d preemptions, idle %.0f %%, other %.2f %%, fit %.1f %% of %d:%s", len(requests), preempted, 100*idle/wall, 100*other/wall, 100*fit.Error, fit.Intervals, line)
+	t.Logf("%d requests, %d preemptions, idle %.0f %%, other %.2f %%, fit %.1f %% of %d:%s", requests, preempted, 100*idle/wall, 100*other/wall, 100*fit.Error, fit.Intervals, line)
 	if worst > most {
 		t.Errorf("worst tenant is %.2f %% off, want %.0f %%", 100*worst, 100*most)
 	}
