@@ -44,7 +44,7 @@ apiVersion: v1
 kind: Namespace
 metadata: { name: tenants }
 `, "create", "-f", "-")
-	c.must(t, "", "wait", "--for=condition=Established", "--timeout=1m", "crd/podmonitors.monitoring.coreos.com", "crd/certificates.cert-manager.io", "crd/scaledobjects.keda.sh", "crd/inferencepools.kinference.buoyant.io")
+	c.must(t, "", "wait", "--for=condition=Established", "--timeout=1m", "crd/podmonitors.monitoring.coreos.com", "crd/certificates.cert-manager.io", "crd/issuers.cert-manager.io", "crd/scaledobjects.keda.sh", "crd/inferencepools.kinference.buoyant.io")
 	return c
 }
 
@@ -265,11 +265,15 @@ func (c *cluster) testRights(t *testing.T) {
 	c.uninstall(t)
 }
 
-// The resources in operations.md are ones that the API takes.
+// The resources in install.md and operations.md are ones that the API takes.
 func (c *cluster) testDocuments(t *testing.T) {
-	raw, err := os.ReadFile(top + "/docs/operations.md")
-	if err != nil {
-		t.Fatal(err)
+	var raw []byte
+	for _, name := range []string{"install", "operations"} {
+		text, err := os.ReadFile(top + "/docs/" + name + ".md")
+		if err != nil {
+			t.Fatal(err)
+		}
+		raw = append(raw, text...)
 	}
 	n := 0
 	for _, block := range regexp.MustCompile("(?ms)^( *)```yaml\n(.*?)^ *```").FindAllStringSubmatch(string(raw), -1) {
@@ -277,8 +281,8 @@ func (c *cluster) testDocuments(t *testing.T) {
 		c.must(t, text, "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-")
 		n++
 	}
-	if n == 0 {
-		t.Error("operations.md shows no resource")
+	if n < 2 {
+		t.Error("install.md and operations.md show no resources")
 	}
 }
 
