@@ -38,7 +38,7 @@ func (b *table) String() string {
 
 Official clients, and LangChain on top of them, that drive the whole control plane in front of a vLLM-like engine. Each ✓ is the
 test ` + "`TestClients/<client>/<feature>`" + ` of [test/interop/clients](../test/interop/clients), which writes this page; versions are pinned
-there. – is what the client's API does not have; an empty cell is not tested.
+there, those for Python and Node.js with the hashes of their files. – is what the client or its API does not have.
 
 | feature |`)
 	for _, c := range b.clients {
@@ -72,6 +72,9 @@ a request that the engine refuses and a prompt that is too long, as the client's
 
 // absent reports whether a client's API does not have a feature.
 func absent(client, feature string) bool {
+	if strings.HasPrefix(client, "LangChain") && (feature == "models" || feature == "thinking" && !strings.Contains(client, "anthropic")) {
+		return true
+	}
 	if strings.Contains(client, "anthropic") {
 		return feature == "n" || feature == "logprobs" || strings.HasPrefix(feature, "responses") || feature == "embeddings"
 	}
