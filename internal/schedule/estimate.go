@@ -155,6 +155,9 @@ func (s *Scheduler) fit(t float64, p *pair, c *Candidate) *view {
 
 	// How long it takes.
 	fetch := float64(p.fetched) * v.speed.Fetch
+	if c.NoAdapter {
+		fetch += v.speed.Adapter
+	}
 	p.prefill = v.speed.prefill(p.cached, tokens, v.b, v.ctx) + fetch
 	p.work = (v.speed.work(p.cached, tokens, v.b, v.ctx) + fetch) * v.slow
 

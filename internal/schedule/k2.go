@@ -11,14 +11,19 @@ import (
 // Constants of K2. Where they come from: docs/decisions/0010.
 const (
 	// horizon is the longest prefill queue, in seconds, to which K2 adds: what
-	// is queued at a worker can neither be reordered nor go elsewhere.
-	horizon = 0.15
+	// is queued at a worker can neither be reordered nor go elsewhere. On fleets
+	// that run faster than real ones, messages still take their time: it is at
+	// least flight, in seconds of the caller's clock.
+	horizon, flight = 0.15, 0.03
 	// patience is the age in seconds from which a request may evict what others
 	// in line need.
 	patience = 60
 	// reserve is the age in seconds from which nobody overtakes a request at its
 	// best worker.
 	reserve = 30
+	// rescue is the age in seconds from which a request takes any worker that
+	// can begin, and is not overtaken under any objective.
+	rescue = 300
 	// order is how many seconds of waiting one second of prefill outweighs in
 	// the order of the line, and orderThroughput that for Throughput.
 	order, orderThroughput = 5, 10

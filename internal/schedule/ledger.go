@@ -98,8 +98,10 @@ type worker struct {
 	view    view
 	pages   pages
 	mirror  mirror
-	// held is the number of requests in line whose best worker this is.
+	// held is the number of requests in line whose best worker this is, pace
+	// that at which they go.
 	held int
+	pace pace
 }
 
 // finished is a request that left the ledger a moment ago.
@@ -166,6 +168,9 @@ func (s *Scheduler) book(t float64, r *Request, est *Estimate) {
 		tokens: c.Tokens, hit: est.Matched + est.Anticipated + est.Fetched, cached: est.Cached,
 		routed: t, heard: t, work: est.work, due: t + est.ttft,
 		ttft: est.ttft, wait: est.wait, queued: est.queued, prefill: est.prefill,
+	}
+	if c.BlockSize > 0 {
+		w.mirror.trim(e.prompt, (est.Matched+est.Anticipated)/c.BlockSize)
 	}
 	s.enterLedger(t, e)
 	s.tell(t, e, Routed)

@@ -110,9 +110,8 @@ type line struct {
 	byID    map[string]*waiter
 	tenants tenants
 	claims  map[kvhash.Hash]int32 // blocks that requests in line need, how many do
-	gap     mean                  // seconds between dispatches of requests that waited
-	last    float64               // the last of these dispatches
-	scores  []float64             // reused
+	pace    pace
+	scores  []float64 // reused
 }
 
 func newLine() line {
@@ -158,7 +157,7 @@ func (s *Scheduler) Enter(now time.Time, r Request, c []Candidate, choose Choose
 	s.leave(r.ID)
 	s.remove(t, s.entries[r.ID])
 	if n := len(s.waiters); n >= s.maxWaiting {
-		return &LineFullError{Waiting: n, RetryAfter: s.duration(float64(n+1-s.maxWaiting) * max(s.gap.value, minGap))}
+		return &LineFullError{Waiting: n, RetryAfter: s.duration(float64(n+1-s.maxWaiting) * max(s.pace.value, minGap))}
 	}
 	s.seq++
 	x := &waiter{r: r, choose: choose, entered: t, seq: s.seq, best: -1}
@@ -202,6 +201,21 @@ func (s *Scheduler) unpick(x *waiter) {
 	if x.best >= 0 {
 		x.p[x.best].w.held--
 		x.best = -1
+	}
+}
+
+// bar keeps the requests in line from a worker that is gone.
+func (s *Scheduler) bar(w *worker) {
+	for _, x := range s.waiters {
+		for i := range x.p {
+			if x.p[i].w != w {
+				continue
+			}
+			if x.p[i].barred = true; x.best == i {
+				s.unpick(x)
+				x.pinned = false
+			}
+		}
 	}
 }
 
@@ -312,7 +326,7 @@ func (s *Scheduler) Line(now time.Time) []Waiting {
 			v := s.fit(t, p, c)
 			wait := s.predict(t, x)
 			y.Worker, y.Wait = c.Worker, s.duration(wait)
-			y.TTFT = s.duration(wait + min(horizon, v.queue) + p.prefill*v.slow + v.speed.Latency)
+			y.TTFT = s.duration(wait + min(s.horizon, v.queue) + p.prefill*v.slow + v.speed.Latency)
 		}
 		out = append(out, y)
 	}

@@ -77,6 +77,10 @@ func (s *Scheduler) next(t float64) (d Dispatch, ok bool) {
 		age := t - x.entered
 		poor := x.tenant.vtc < most[x.rank]
 		x.hold = s.ready(t, x, p, c)
+		if x.hold != HoldNone && age > rescue && s.any(t, x) {
+			p, c = &x.p[x.best], &x.c[x.best]
+			w, x.hold = p.w, HoldNone
+		}
 		if x.hold == HoldNone && !poor && !s.empty(w) && age < patience && s.spoils(x, p, c) {
 			x.hold = HoldProtect
 			continue
@@ -87,7 +91,7 @@ func (s *Scheduler) next(t float64) (d Dispatch, ok bool) {
 		if x.rank == 2 || x.hold == HoldDefer {
 			continue
 		}
-		if poor || age > reserve && x.r.Objective != Throughput {
+		if poor || age > reserve && x.r.Objective != Throughput || age > rescue {
 			reserved[w] = true
 		}
 	}
@@ -103,7 +107,7 @@ func (s *Scheduler) next(t float64) (d Dispatch, ok bool) {
 // open tells whether any worker's queue is short enough to add to it.
 func (s *Scheduler) open(t float64) bool {
 	for _, w := range s.workers {
-		if v := &w.view; v.serial == 0 || v.checked < t && w.queue(t)+v.ahead <= horizon || v.checked == t && v.queue <= horizon || s.empty(w) || w.booked() == 0 {
+		if v := &w.view; v.serial == 0 || v.checked < t && w.queue(t)+v.ahead <= s.horizon || v.checked == t && v.queue <= s.horizon || s.empty(w) || w.booked() == 0 {
 			return true
 		}
 	}
@@ -128,13 +132,27 @@ func (s *Scheduler) ready(t float64, x *waiter, p *pair, c *Candidate) Hold {
 	if t-x.entered > patience && w.booked() == 0 {
 		return HoldNone // what is there is not ours, and may never end
 	}
-	if v.queue > horizon {
+	if v.queue > s.horizon {
 		return HoldQueue
 	}
 	if s.kvWait(t, w, p.need) > 0 {
 		return HoldPages
 	}
 	return HoldNone
+}
+
+// any picks a worker that can begin with a waiter whose best one cannot.
+func (s *Scheduler) any(t float64, x *waiter) bool {
+	if x.pinned || x.rank == 2 {
+		return false
+	}
+	for i := range x.p {
+		if !x.p[i].barred && s.ready(t, x, &x.p[i], &x.c[i]) == HoldNone {
+			s.pick(x, i)
+			return true
+		}
+	}
+	return false
 }
 
 // deferrable is the number of deferrable requests in line.
@@ -295,15 +313,27 @@ func (s *Scheduler) dispatch(t float64, x *waiter) Dispatch {
 		tokens := s.outputs.expect(outputKey{x.r.Tenant, x.r.Model}, x.r.MaxTokens)
 		s.tenants.charge(x.tenant, e.work+tokens*v.speed.W*v.slow/decodeShare)
 		if t > x.entered {
-			if s.last > 0 {
-				s.gap.add(min(t-s.last, maxGap))
-			}
-			s.last = t
+			s.pace.tick(t)
+			e.w.pace.tick(t)
 		}
 	}
 	a.d.seal()
 	out.Decision = a.d
 	return out
+}
+
+// pace is the running mean of the time between dispatches of requests that had
+// to wait.
+type pace struct {
+	mean
+	last float64
+}
+
+func (p *pace) tick(t float64) {
+	if p.last > 0 {
+		p.add(min(t-p.last, maxGap))
+	}
+	p.last = t
 }
 
 // maxGap bounds what one pause says of the pace of the line, in seconds.
@@ -385,20 +415,18 @@ func (s *Scheduler) predict(t float64, x *waiter) float64 {
 	}
 	p, c := &x.p[x.best], &x.c[x.best]
 	v := s.fit(t, p, c)
-	queue := v.queue - horizon
+	queue := v.queue - s.horizon
 	n := 0
 	for _, y := range s.waiters {
-		if y == x || y.rank > x.rank || y.key > x.key {
+		if y == x || y.rank > x.rank || y.key > x.key || y.best < 0 || y.p[y.best].w != p.w {
 			continue
 		}
 		n++
-		if y.best >= 0 && y.p[y.best].w == p.w {
-			queue += y.work
-		}
+		queue += y.work
 	}
 	pace := 0.0
-	if s.gap.n > 0 && t-s.last < maxGap {
-		pace = float64(n) * s.gap.value
+	if g := &p.w.pace; g.n > 0 && t-g.last < maxGap {
+		pace = float64(n) * g.value
 	}
 	return max(queue, pace, s.kvWait(t, p.w, p.need), 0)
 }
@@ -419,7 +447,7 @@ func (s *Scheduler) Wake(now time.Time) (at time.Time, ok bool) {
 		}
 		p := &x.p[x.best]
 		v := s.fit(t, p, &x.c[x.best])
-		if over := v.queue - horizon; over > 0 {
+		if over := v.queue - s.horizon; over > 0 {
 			next = min(next, t+over)
 		}
 		if x.hold == HoldProtect {

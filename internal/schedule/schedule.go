@@ -88,6 +88,9 @@ type Candidate struct {
 	Group string
 	// TotalBlocks is the size of the worker's KV cache; 0 when unknown.
 	TotalBlocks int
+	// NoAdapter says that the request needs an adapter that the worker is known
+	// not to have loaded.
+	NoAdapter bool
 }
 
 // Load is a scraped sample of an engine's gauges.
@@ -174,6 +177,7 @@ type Scheduler struct {
 	maxInFlight int
 	maxWaiting  int
 	maxWait     float64
+	horizon     float64 // seconds of model time
 
 	mu      sync.Mutex
 	policy  Policy
@@ -207,7 +211,8 @@ func New(set Settings) (*Scheduler, error) {
 		grace:       or(set.Grace, 2*time.Second).Seconds(),
 		maxInFlight: or(set.MaxInFlight, 100_000),
 		maxWaiting:  or(set.MaxWaiting, 4096),
-		maxWait:     set.MaxWait.Seconds(),
+		maxWait:     set.MaxWait.Seconds() * or(set.TimeScale, 1),
+		horizon:     max(horizon, flight*or(set.TimeScale, 1)),
 		policy:      p,
 		k2:          p.Name() == K2,
 		rng:         rand.New(rand.NewPCG(set.Seed, 0x6b696e)),
@@ -363,6 +368,7 @@ func (s *Scheduler) Forget(worker string) {
 		w.restarted()
 		w.learned = learned{}
 		w.forgotten = true
+		s.bar(w)
 		s.release(w)
 	}
 }

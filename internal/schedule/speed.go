@@ -26,6 +26,8 @@ type Speed struct {
 	S, K float64
 	// Fetch is the time per token to bring KV blocks from CPU memory.
 	Fetch float64
+	// Adapter is the time to load an adapter that is not there.
+	Adapter float64
 	// Chunk is the number of prefill tokens in one step.
 	Chunk int
 	// Latency is the part of the TTFT that is not the engine's: HTTP,
@@ -38,13 +40,13 @@ type Speed struct {
 // by memory bandwidth and peak arithmetic.
 func DefaultSpeeds() map[string]Speed {
 	l40s := Speed{W: 36.8e-3, A: 3.0e-4, Q: 1.62e-9, Ovh: 1.7e-3, S: 0.45e-3, K: 1.0e-7,
-		Fetch: 3.3e-6, Chunk: 2048, Latency: 30e-3}
+		Fetch: 3.3e-6, Adapter: 0.5, Chunk: 2048, Latency: 30e-3}
 	return map[string]Speed{
 		"":     l40s,
 		"l40s": l40s,
-		"a100": {W: 31e-3, A: 3.3e-4, Q: 1.5e-9, Ovh: 1.7e-3, S: 0.18e-3, K: 0.4e-7, Fetch: 2.8e-6, Chunk: 8192, Latency: 30e-3},
-		"h100": {W: 9.5e-3, A: 0.8e-4, Q: 0.6e-9, Ovh: 1.7e-3, S: 0.11e-3, K: 0.25e-7, Fetch: 1.6e-6, Chunk: 8192, Latency: 30e-3},
-		"h200": {W: 6.6e-3, A: 0.8e-4, Q: 0.6e-9, Ovh: 1.7e-3, S: 0.08e-3, K: 0.17e-7, Fetch: 1.6e-6, Chunk: 8192, Latency: 30e-3},
+		"a100": {W: 31e-3, A: 3.3e-4, Q: 1.5e-9, Ovh: 1.7e-3, S: 0.18e-3, K: 0.4e-7, Fetch: 2.8e-6, Adapter: 0.5, Chunk: 8192, Latency: 30e-3},
+		"h100": {W: 9.5e-3, A: 0.8e-4, Q: 0.6e-9, Ovh: 1.7e-3, S: 0.11e-3, K: 0.25e-7, Fetch: 1.6e-6, Adapter: 0.5, Chunk: 8192, Latency: 30e-3},
+		"h200": {W: 6.6e-3, A: 0.8e-4, Q: 0.6e-9, Ovh: 1.7e-3, S: 0.08e-3, K: 0.17e-7, Fetch: 1.6e-6, Adapter: 0.5, Chunk: 8192, Latency: 30e-3},
 	}
 }
 
