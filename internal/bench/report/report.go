@@ -72,8 +72,11 @@ func Summary(suite, scenario, policy string, s stats.Summary) []Row {
 		row("e2e_p50", s.E2E50, "s"), row("e2e_p99", s.E2E99, "s"),
 		row("rps", s.RPS, "requests/s"), row("hit_rate", s.Hit, "ratio"),
 	}
+	if s.Light99 > 0 {
+		rows = append(rows, row("light_ttft_p50", s.Light50, "s"), row("light_ttft_p99", s.Light99, "s"))
+	}
 	if s.Jain > 0 {
-		rows = append(rows, row("light_ttft_p50", s.Light50, "s"), row("light_ttft_p99", s.Light99, "s"), row("jain", s.Jain, "ratio"))
+		rows = append(rows, row("jain", s.Jain, "ratio"))
 	}
 	return rows
 }

@@ -23,16 +23,24 @@ func WallRows(pairs []Pair) []Row {
 	return rows
 }
 
+// light is the p99 of the light tenants; "" without any.
+func light(s stats.Summary) string {
+	if s.Light99 == 0 {
+		return ""
+	}
+	return plot.Number(s.Light99)
+}
+
 // WallTable shows both, and how far wall time is from virtual time.
 func WallTable(pairs []Pair, scale float64) plot.Table {
-	t := plot.Table{Left: 2, Header: []string{"scenario", "policy", "TTFT p50 wall ms", "TTFT p50 s", "virtual s", "Δ", "p99 s", "virtual s", "e2e p50 s", "virtual s", "Δ", "requests/s", "virtual", "Δ", "hit", "failed"}}
+	t := plot.Table{Left: 2, Header: []string{"scenario", "policy", "TTFT p50 wall ms", "TTFT p50 s", "virtual s", "Δ", "p99 s", "virtual s", "e2e p50 s", "virtual s", "Δ", "requests/s", "virtual", "Δ", "hit", "failed", "light tenants p99 s", "virtual s"}}
 	delta := func(a, b float64) string { return fmt.Sprintf("%+.0f %%", 100*(a/b-1)) }
 	for _, p := range pairs {
 		w, v := p.Wall, p.Virtual
 		t.Rows = append(t.Rows, []string{p.Scenario, p.Policy, plot.Number(w.TTFT50 / scale * 1000),
 			plot.Number(w.TTFT50), plot.Number(v.TTFT50), delta(w.TTFT50, v.TTFT50), plot.Number(w.TTFT99), plot.Number(v.TTFT99),
 			plot.Number(w.E2E50), plot.Number(v.E2E50), delta(w.E2E50, v.E2E50), plot.Number(w.RPS), plot.Number(v.RPS), delta(w.RPS, v.RPS),
-			fmt.Sprintf("%.0f %%", 100*w.Hit), fmt.Sprint(w.Failed)})
+			fmt.Sprintf("%.0f %%", 100*w.Hit), fmt.Sprint(w.Failed), light(w), light(v)})
 	}
 	return t
 }

@@ -146,6 +146,9 @@ func jain(tenants map[int][]float64) float64 {
 		sum += m
 		squares += m * m
 	}
+	if squares == 0 {
+		return 0 // nobody knows the best possible times
+	}
 	return sum * sum / (float64(len(tenants)) * squares)
 }
 

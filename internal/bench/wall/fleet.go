@@ -110,6 +110,39 @@ spec:
 	return os.WriteFile(filepath.Join(dir, "workers.yaml"), []byte(b.String()), 0o644)
 }
 
+// TenantPath is where a tenant of WriteTenants sends to.
+func TenantPath(tenant int) string {
+	if tenant == 0 {
+		return ""
+	}
+	return fmt.Sprint("/light", tenant)
+}
+
+// WriteTenants writes tenants that are told apart by path: that of the load, and
+// as many light ones.
+func WriteTenants(dir string, light int) error {
+	var b strings.Builder
+	for i := range light + 1 {
+		fmt.Fprintf(&b, `---
+apiVersion: kinference.buoyant.io/v1alpha1
+kind: InferenceTenant
+metadata: { name: tenant%d, namespace: bench }
+spec: {}
+---
+apiVersion: kinference.buoyant.io/v1alpha1
+kind: GatewayBackend
+metadata: { name: backend%d, namespace: bench }
+spec:
+  poolRef: { name: default }
+  authentication: { anonymous: { tenant: tenant%d } }
+`, i, i, i)
+		if i > 0 {
+			fmt.Fprintf(&b, "  pathPrefix: %s\n", TenantPath(i))
+		}
+	}
+	return os.WriteFile(filepath.Join(dir, "tenants.yaml"), []byte(b.String()), 0o644)
+}
+
 // WaitServing waits until the gateway lists the model as one that it serves,
 // and answers a first request.
 func WaitServing(ctx context.Context, url string, probe func(ctx context.Context) error) error {

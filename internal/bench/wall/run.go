@@ -151,9 +151,18 @@ func service(policy string, urls []string, seed uint64) (Route, error) {
 // simulated seconds. Failed requests are samples too; the error is of a run
 // that could not go on, or whose prompts had other lengths than planned.
 func Run(ctx context.Context, text *Text, sc workload.Scenario, seed uint64, scale float64, route Route) (stats.Run, error) {
+	return RunTenants(ctx, text, sc, seed, scale, route, nil)
+}
+
+// RunTenants is Run where path is what goes before the API's path for each
+// tenant, 0 being those who make the load (see WriteTenants); nil: nothing.
+func RunTenants(ctx context.Context, text *Text, sc workload.Scenario, seed uint64, scale float64, route Route, path func(tenant int) string) (stats.Run, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	r := &runner{text: text, sc: text.Scenario(sc), scale: scale, route: route, client: load.NewClient(), start: time.Now()}
+	if path == nil {
+		path = func(int) string { return "" }
+	}
+	r := &runner{text: text, sc: text.Scenario(sc), scale: scale, route: route, path: path, client: load.NewClient(), start: time.Now()}
 	defer r.client.Close()
 	gen := workload.New(r.sc, seed, text.Vocab)
 	r.loop = gen.Loop()
@@ -165,8 +174,68 @@ func Run(ctx context.Context, text *Text, sc workload.Scenario, seed uint64, sca
 			}
 		})
 	}
+	loaded, over := context.WithCancel(ctx)
+	defer over()
+	var light sync.WaitGroup
+	light.Go(func() {
+		if err := r.light(loaded, ctx, gen.VictimRequests()); err != nil {
+			cancel(err)
+		}
+	})
 	wg.Wait()
+	over()
+	light.Wait()
 	return r.out, context.Cause(ctx)
+}
+
+// maxLight bounds the light tenants' requests in flight: a host that cannot keep
+// up must not drown in them.
+const maxLight = 256
+
+// light sends what the light tenants send, until the load is over; what is under
+// way then is waited for.
+func (r *runner) light(loaded, ctx context.Context, arrivals *workload.Arrivals) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	failed := make(chan error, 1)
+	slots := make(chan struct{}, maxLight)
+	for {
+		at, req, ok := arrivals.Next()
+		if !ok {
+			return nil
+		}
+		wait := time.NewTimer(time.Duration(at/r.scale*float64(time.Second)) - time.Since(r.start))
+		select {
+		case <-wait.C:
+		case err := <-failed:
+			wait.Stop()
+			return err
+		case <-loaded.Done():
+			wait.Stop()
+			return nil
+		}
+		select {
+		case slots <- struct{}{}:
+		case <-loaded.Done():
+			return nil
+		}
+		url, connection := r.connect()
+		r.mu.Lock()
+		req.Measured = r.measured
+		r.mu.Unlock()
+		wg.Go(func() {
+			defer func() { <-slots }()
+			s, got, err := r.send(ctx, url, req)
+			if err != nil {
+				select {
+				case failed <- err:
+				default:
+				}
+				return
+			}
+			r.done(-1, connection, s, got)
+		})
+	}
 }
 
 type runner struct {
@@ -179,6 +248,8 @@ type runner struct {
 	mu          sync.Mutex
 	loop        *workload.Loop
 	route       Route
+	path        func(tenant int) string
+	measured    bool   // past the warm-up
 	connections []bool // in use
 	out         stats.Run
 }
@@ -197,31 +268,48 @@ func (r *runner) stream(ctx context.Context, stream int) error {
 		if !ok {
 			return nil
 		}
-		body := load.Chat(Model, r.text.Messages(r.sc, req), r.sc.OutputTokens)
-		sent := time.Since(r.start)
-		got := r.client.Do(ctx, load.Request{URL: url + "/v1/chat/completions", Body: body, Text: r.sc.Turns > 1})
-		if ctx.Err() != nil {
-			return nil
-		}
-		s := stats.Sample{
-			Index: req.Index, Turn: req.Turn, Measured: req.Measured, Worker: -1, Matched: -1, Possible: -1, Failed: got.Err != nil,
-			Sent: sent.Seconds() * r.scale, TTFT: got.TTFT.Seconds() * r.scale, E2E: got.E2E.Seconds() * r.scale,
-			Prompt: got.Prompt, Cached: got.Cached, Output: got.Output,
-		}
-		if want := len(req.Prompt) + r.text.added(r.sc, req); got.Err == nil && got.Prompt != want {
-			return fmt.Errorf("the worker counts %d tokens in a prompt of %d", got.Prompt, want)
+		s, got, err := r.send(ctx, url, req)
+		if err != nil || ctx.Err() != nil {
+			return err
 		}
 		r.done(stream, connection, s, got)
 	}
 	return nil
 }
 
+// send sends a request and returns what its client saw. The error is of a prompt
+// with another length than planned.
+func (r *runner) send(ctx context.Context, url string, req *workload.Request) (stats.Sample, load.Response, error) {
+	body := load.Chat(Model, r.text.Messages(r.sc, req), len(req.Output))
+	sent := time.Since(r.start)
+	got := r.client.Do(ctx, load.Request{URL: url + r.path(req.Tenant) + "/v1/chat/completions", Body: body, Text: r.sc.Turns > 1})
+	s := stats.Sample{
+		Index: req.Index, Turn: req.Turn, Tenant: req.Tenant, Measured: req.Measured, Worker: -1, Matched: -1, Possible: -1, Failed: got.Err != nil,
+		Sent: sent.Seconds() * r.scale, TTFT: got.TTFT.Seconds() * r.scale, E2E: got.E2E.Seconds() * r.scale,
+		Prompt: got.Prompt, Cached: got.Cached, Output: got.Output,
+	}
+	if want := len(req.Prompt) + r.text.added(r.sc, req); got.Err == nil && got.Prompt != want {
+		return s, got, fmt.Errorf("the worker counts %d tokens in a prompt of %d", got.Prompt, want)
+	}
+	return s, got, nil
+}
+
 func (r *runner) next(stream int) (req *workload.Request, url string, connection int, ok bool) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if req, ok = r.loop.Next(stream); !ok {
+	req, ok = r.loop.Next(stream)
+	r.measured = r.measured || ok && req.Measured
+	r.mu.Unlock()
+	if !ok {
 		return nil, "", 0, false
 	}
+	url, connection = r.connect()
+	return req, url, connection, true
+}
+
+// connect takes the client's first idle connection, or a new one.
+func (r *runner) connect() (url string, connection int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for connection < len(r.connections) && r.connections[connection] {
 		connection++
 	}
@@ -229,7 +317,7 @@ func (r *runner) next(stream int) (req *workload.Request, url string, connection
 		r.connections = append(r.connections, false)
 	}
 	r.connections[connection] = true
-	return req, r.route(connection), connection, true
+	return r.route(connection), connection
 }
 
 func (r *runner) done(stream, connection int, s stats.Sample, got load.Response) {

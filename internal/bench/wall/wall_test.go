@@ -2,10 +2,13 @@ package wall
 
 import (
 	"context"
+	"errors"
+	"maps"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -71,6 +74,42 @@ func TestRun(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Light tenants send beside the streams, and to their own path.
+func TestLightTenants(t *testing.T) {
+	text := newText(t)
+	fleet := newFleet(t, 1, 2000)
+	sc := workload.Scenario{Name: "t", Prefixes: 2, PrefixTokens: 1600, FirstTokens: 100, Turns: 1, OutputTokens: 20, Sigma: .5, Streams: 2, Warm: 2, Count: 40,
+		Victims: 2, VictimRate: .03}
+	var mu sync.Mutex
+	asked := map[int]int{}
+	run, err := RunTenants(t.Context(), text, sc, 1, fleet.Scale, Gateway(fleet.URLs()[0]), func(tenant int) string {
+		mu.Lock()
+		defer mu.Unlock()
+		asked[tenant]++
+		return ""
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[int]int{}
+	for _, s := range run.Samples {
+		if s.Failed || s.Output < 1 {
+			t.Errorf("%+v", s)
+		}
+		got[s.Tenant]++
+	}
+	if got[0] != sc.Warm+sc.Count || got[1] == 0 || got[2] == 0 || !maps.Equal(got, asked) {
+		t.Errorf("requests by tenant %v, paths asked for %v", got, asked)
+	}
+	dir := t.TempDir()
+	if err := errors.Join(fleet.WriteConfig(dir), WriteTenants(dir, 2)); err != nil {
+		t.Fatal(err)
+	}
+	if TenantPath(0) != "" || TenantPath(2) != "/light2" {
+		t.Errorf("paths %q, %q", TenantPath(0), TenantPath(2))
 	}
 }
 

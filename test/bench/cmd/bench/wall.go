@@ -62,7 +62,7 @@ func runWall(ctx context.Context, o wallOptions, progress io.Writer) ([]report.P
 	}
 	var pairs []report.Pair
 	for _, sc := range scenarios {
-		sc.Warm, sc.Count = o.warm, o.count
+		sc.Warm, sc.Count = max(o.warm, sc.Streams), o.count
 		for policy := range strings.SplitSeq(o.policies, ",") {
 			start := time.Now()
 			run, err := wallOnce(ctx, text, sc, o, policy)
@@ -100,17 +100,22 @@ func wallOnce(ctx context.Context, text *wall.Text, sc workload.Scenario, o wall
 		return stats.Run{}, err
 	}
 	defer fleet.Stop()
-	route, stop, err := routeOf(ctx, fleet, policy, o.seed, nil)
+	route, stop, err := routeOf(ctx, fleet, policy, o.seed, sc.Victims, nil)
 	if err != nil {
 		return stats.Run{}, err
 	}
 	defer stop()
-	return wall.Run(ctx, text, sc, o.seed, o.scale, route)
+	var path func(int) string
+	if policy == virtual.Kinference && sc.Victims > 0 {
+		path = wall.TenantPath
+	}
+	return wall.RunTenants(ctx, text, sc, o.seed, o.scale, route, path)
 }
 
 // routeOf makes the way to a fleet: a Service straight to the workers, or a
-// fresh control plane in front of them. started, when not nil, is given that.
-func routeOf(ctx context.Context, fleet *wall.Fleet, policy string, seed uint64, started func(*control.Control)) (route wall.Route, stop func(), err error) {
+// fresh control plane in front of them, with so many light tenants beside the one
+// that makes the load, or 0. started, when not nil, is given the control plane.
+func routeOf(ctx context.Context, fleet *wall.Fleet, policy string, seed uint64, light int, started func(*control.Control)) (route wall.Route, stop func(), err error) {
 	switch policy {
 	case "random":
 		route, err = wall.ServicePerRequest(fleet.URLs(), seed)
@@ -119,7 +124,14 @@ func routeOf(ctx context.Context, fleet *wall.Fleet, policy string, seed uint64,
 		route, err = wall.ServicePerConnection(fleet.URLs(), seed)
 		return route, func() {}, err
 	case virtual.Kinference:
-		c, err := control.Start(ctx, fleet.Scale, seed, fleet.WriteConfig)
+		c, err := control.Start(ctx, fleet.Scale, seed, func(dir string) error {
+			if light > 0 {
+				if err := wall.WriteTenants(dir, light); err != nil {
+					return err
+				}
+			}
+			return fleet.WriteConfig(dir)
+		})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -217,7 +229,7 @@ func traceOnce(ctx context.Context, text *wall.Text, trace []workload.TraceReque
 	}
 	defer fleet.Stop()
 	options := wall.TraceOptions{Stretch: o.stretch}
-	route, stop, err := routeOf(ctx, fleet, policy, o.seed, func(c *control.Control) {
+	route, stop, err := routeOf(ctx, fleet, policy, o.seed, 0, func(c *control.Control) {
 		options.Explain = c.Explain
 	})
 	if err != nil {
