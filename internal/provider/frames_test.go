@@ -47,7 +47,7 @@ func parseFrames(data []byte, limit int) (out []frame, whole bool) {
 }
 
 func (f *frame) parse(h []byte) bool {
-	for len(h) > 1 { // the SDK takes a lone length for the end
+	for len(h) > 1 { // the SDK takes a lone length for the end, unless it is 0
 		name := int(h[0])
 		if len(h) < name+2 {
 			return false
@@ -71,7 +71,7 @@ func (f *frame) parse(h []byte) bool {
 		}
 		h = h[n:]
 	}
-	return true
+	return len(h) == 0 || h[0] > 0
 }
 
 // readFrames reads frames by ours, to the first error.
