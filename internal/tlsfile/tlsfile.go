@@ -73,7 +73,6 @@ func Open(ctx context.Context, f Files, log *slog.Logger) (*Source, error) {
 		return nil, err
 	}
 	// Without it they are read each minute.
-	var events chan fsnotify.Event
 	w, err := fsnotify.NewWatcher()
 	if err == nil {
 		// Folders: a Secret changes by one symbolic link beside its files.
@@ -82,17 +81,18 @@ func Open(ctx context.Context, f Files, log *slog.Logger) (*Source, error) {
 				err = errors.Join(err, w.Add(filepath.Dir(path)))
 			}
 		}
-		events = w.Events
+	} else {
+		w = &fsnotify.Watcher{} // which says nothing
 	}
 	if err != nil {
 		log.Warn("certificates are read by the minute only", "err", err)
 	}
-	go s.follow(ctx, w, events, log)
+	go s.follow(ctx, w, log)
 	return s, nil
 }
 
-func (s *Source) follow(ctx context.Context, w *fsnotify.Watcher, events <-chan fsnotify.Event, log *slog.Logger) {
-	if w != nil {
+func (s *Source) follow(ctx context.Context, w *fsnotify.Watcher, log *slog.Logger) {
+	if w.Events != nil {
 		defer w.Close()
 	}
 	tick := time.NewTicker(recheck)
@@ -103,7 +103,10 @@ func (s *Source) follow(ctx context.Context, w *fsnotify.Watcher, events <-chan 
 		select {
 		case <-ctx.Done():
 			return
-		case <-events:
+		case <-w.Events:
+			due.Reset(settle)
+			continue
+		case <-w.Errors: // such as changes that were too many to tell
 			due.Reset(settle)
 			continue
 		case <-due.C:
