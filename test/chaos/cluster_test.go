@@ -34,7 +34,7 @@ const (
 	timeScale = 5
 	workers   = 4
 	// limitTTL is when what a dead ingress held is given back.
-	limitTTL = 4 * time.Second
+	limitTTL = 3 * time.Second
 )
 
 // cluster is an installation with replicas of all that has them, each in a process
@@ -158,7 +158,7 @@ func startCluster(t *testing.T, rate int) *cluster {
 		return []string{"--mode", "tracker", "--nats-url", natsURL, "--stream-replicas", "3", "--stream-file"}
 	})
 	c.router = start("router", routers, 7102, func(int) []string {
-		return []string{"--config", conf, "--admin-api-listen", "", "--kvtracker-url", urls(trackers, 7103), "--time-scale", fmt.Sprint(timeScale), "--probe-interval", "250ms"}
+		return []string{"--config", conf, "--admin-api-listen", "", "--kvtracker-url", urls(trackers, 7103), "--nats-url", natsURL, "--time-scale", fmt.Sprint(timeScale), "--probe-interval", "250ms"}
 	})
 	c.relay = start("relay", places(1), 0, func(int) []string {
 		return []string{"--mode", "relay", "--nats-url", natsURL, "--router-url", router, "--stream-replicas", "3", "--stream-file"}
@@ -168,7 +168,7 @@ func startCluster(t *testing.T, rate int) *cluster {
 		return []string{
 			"--router-url", router, "--limiter-url", urls(limiters, 7104), "--classifier-url", urls(classifiers, 7105), "--nats-url", natsURL, "--usage-replicas", "3",
 			"--usage-dir", filepath.Join(c.dir, fmt.Sprint("usage-", i)), "--limit-spill", filepath.Join(c.dir, fmt.Sprint("settlements-", i)), "--limit-replicas", "2",
-			"--limit-ttl", limitTTL.String(), "--limit-lease-ttl", "2s", "--provider-private-networks", "10.0.0.0/8,127.0.0.0/8", "--parity-interval", "1h",
+			"--limit-ttl", limitTTL.String(), "--limit-lease-ttl", "1s", "--limiter-timeout", "250ms", "--provider-private-networks", "10.0.0.0/8,127.0.0.0/8", "--parity-interval", "1h",
 		}
 	})
 

@@ -34,8 +34,8 @@ func (c *cluster) newProcess(name string, at *place, well func() bool, bin strin
 	c.t.Cleanup(func() {
 		p.signal(syscall.SIGCONT)
 		p.end(syscall.SIGTERM)
-		if c.t.Failed() {
-			c.t.Logf("%s:\n%s", name, p.tail(3<<10))
+		if c.t.Failed() && p.args[0] == "--admin-listen" {
+			c.t.Logf("%s:\n%s", name, p.tail(2<<10))
 		}
 	})
 	return p
