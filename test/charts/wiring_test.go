@@ -36,7 +36,8 @@ type network struct {
 		Ingress     []struct {
 			Ports []struct{ Port int }
 			From  []struct {
-				PodSelector selector `yaml:"podSelector"`
+				PodSelector       selector `yaml:"podSelector"`
+				NamespaceSelector selector `yaml:"namespaceSelector"`
 			}
 		}
 	}
