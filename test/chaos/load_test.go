@@ -31,7 +31,7 @@ type kind struct {
 }
 
 // kinds: plain ones, counted in a daily budget that never refuses; those of a path
-// that may lead to a provider, half of them with personal data; and those of a
+// that may lead to a provider, two of three with personal data; and those of a
 // limit that lets half of them through and denies when it cannot be checked.
 var kinds = []kind{{"chat", "own", 6}, {"pii", "mixed", 3}, {"tight", "own", 1}}
 
