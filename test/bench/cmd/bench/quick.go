@@ -16,7 +16,7 @@ import (
 
 // quickStreams is a coarser sweep than the full one: its points lie around the
 // peaks.
-var quickStreams = []int{8, 12, 16, 24, 32, 48, 64, 96}
+var quickStreams = []int{8, 16, 24, 32, 48, 64}
 
 // quickPolicies are the usual rows and four that stand for other products.
 var quickPolicies = slices.Concat(virtual.Policies, []string{"consistenthash", "llmd", "dynamo", "sglang"})
