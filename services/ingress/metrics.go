@@ -135,15 +135,7 @@ func (m *metrics) prompts(ctx context.Context, prompts []prompt.Prompt) {
 
 // answered records a finished request.
 func (m *metrics) answered(ctx context.Context, x *exchange) {
-	operation := "chat"
-	switch x.req.Route {
-	case openai.RouteCompletions:
-		operation = "text_completion"
-	case openai.RouteEmbeddings:
-		operation = "embeddings"
-	case openai.RouteChat:
-	}
-	set := metric.WithAttributeSet(attribute.NewSet(attribute.String("gen_ai.operation.name", operation), attribute.String("gen_ai.request.model", x.label)))
+	set := metric.WithAttributeSet(attribute.NewSet(attribute.String("gen_ai.operation.name", operation(x.req.Route)), attribute.String("gen_ai.request.model", x.label)))
 	now := time.Now()
 	m.requests.Add(ctx, 1, metric.WithAttributes(attribute.String("route", x.path), attribute.String("model", x.label), attribute.String("status", strconv.Itoa(x.status)), attribute.String("outcome", x.outcomeWord())))
 	m.duration.Record(ctx, now.Sub(x.began).Seconds(), set)

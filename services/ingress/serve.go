@@ -11,7 +11,6 @@ import (
 
 	"connectrpc.com/connect"
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
@@ -156,20 +155,6 @@ func (x *exchange) trace() {
 		options = append(options, trace.WithLinks(trace.Link{SpanContext: remote}))
 	}
 	x.ctx, x.span = x.tracer.Start(x.r.Context(), "POST "+x.path, options...)
-}
-
-func (x *exchange) endSpan() {
-	if x.span.IsRecording() {
-		u := x.usage()
-		x.span.SetAttributes(
-			attribute.String("kinference.request.id", x.id), attribute.String("gen_ai.request.model", x.label), attribute.Int("http.response.status_code", x.status),
-			attribute.Int("gen_ai.usage.input_tokens", u.Prompt), attribute.Int("gen_ai.usage.output_tokens", u.Output), attribute.Int("kinference.attempts", x.attempts),
-		)
-		if x.status >= 500 || x.result.Reason != proxy.Served {
-			x.span.SetStatus(codes.Error, string(x.result.Reason))
-		}
-	}
-	x.span.End()
 }
 
 // resolve finds the model in the catalog.

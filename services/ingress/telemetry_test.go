@@ -103,10 +103,21 @@ func TestSpans(t *testing.T) {
 		if strings.Contains(text, "secret") {
 			t.Errorf("a span tells a secret: %s", text)
 		}
-		if s.Name == "POST "+chatPath {
+		if s.Name == "chat chat" { // operation and model
 			found = true
-			attributes := fmt.Sprint(s.Attributes)
-			if s.Parent.IsValid() || len(s.Links) != 1 || !strings.Contains(attributes, "input_tokens") {
+			got := map[string]string{}
+			for _, a := range s.Attributes {
+				got[string(a.Key)] = a.Value.Emit()
+			}
+			for name, want := range map[string]string{
+				"http.route": chatPath, "gen_ai.operation.name": "chat", "gen_ai.request.model": "chat", "gen_ai.provider.name": "vllm",
+				"gen_ai.usage.input_tokens": "12", "gen_ai.usage.output_tokens": "2", "gen_ai.usage.cache_read.input_tokens": "8", "http.response.status_code": "200",
+			} {
+				if got[name] != want {
+					t.Errorf("%s is %q, want %q", name, got[name], want)
+				}
+			}
+			if _, unknown := got["gen_ai.usage.reasoning.output_tokens"]; s.Parent.IsValid() || len(s.Links) != 1 || unknown {
 				t.Errorf("span %+v", s)
 			}
 		}

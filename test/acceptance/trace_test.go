@@ -60,6 +60,15 @@ func TestTraceThroughAllServices(t *testing.T) {
 		return len(seen) == 3
 	})
 	for _, s := range spans.GetSpans() {
+		if strings.HasPrefix(s.Name, "chat ") {
+			names := map[string]bool{}
+			for _, a := range s.Attributes {
+				names[string(a.Key)] = true
+			}
+			if !names["gen_ai.request.model"] || !names["gen_ai.usage.input_tokens"] || !names["gen_ai.provider.name"] {
+				t.Errorf("span %s has %v", s.Name, names)
+			}
+		}
 		for _, a := range s.Attributes {
 			if strings.Contains(a.Value.String(), "verysecretword") {
 				t.Errorf("span %s holds prompt text in %s", s.Name, a.Key)
