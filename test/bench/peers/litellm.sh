@@ -19,5 +19,6 @@ model_list:
     litellm_params: { model: "openai/$MODEL", api_base: "http://$UPSTREAM/v1", api_key: none, timeout: 60, stream_timeout: 60 }
 litellm_settings: { num_retries: 0, request_timeout: 60 }
 END
-export LITELLM_LOCAL_MODEL_COST_MAP=True LITELLM_LOG=ERROR LITELLM_TELEMETRY=False
+# It asks for no key, as the gateway beside it does in this benchmark.
+export LITELLM_LOCAL_MODEL_COST_MAP=True LITELLM_LOG=ERROR LITELLM_TELEMETRY=False LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY=true
 "$cache/bin/litellm" --config "$config" --host "${LISTEN%:*}" --port "${LISTEN##*:}" --num_workers 1 --telemetry False

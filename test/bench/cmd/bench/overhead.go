@@ -205,14 +205,20 @@ func startPeer(ctx context.Context, command, upstream string) (address string, s
 	if err := cmd.Start(); err != nil {
 		return "", nil, err
 	}
+	ready, cancel := context.WithTimeout(ctx, 5*time.Minute) // it may have to be installed
+	defer cancel()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = cmd.Wait() // how it ended its log says
+		cancel()
+	}()
 	stop = func() error {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-		_ = cmd.Wait() // it was killed
+		<-ended
 		log.Close()
 		return os.Remove(log.Name())
 	}
-	ready, cancel := context.WithTimeout(ctx, 3*time.Minute) // it may have to be installed
-	defer cancel()
 	client := load.NewClient()
 	defer client.Close()
 	body := load.Chat(wall.Model, []load.Message{{Role: "user", Content: " ready"}}, 1)
