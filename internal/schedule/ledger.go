@@ -67,6 +67,7 @@ type worker struct {
 	group *learned
 	learned
 	sampledSpeed float64 // when logS had its last sample
+	oddSamples   int     // in a row
 
 	// waiting have no first token yet, oldest first; running do.
 	waiting, running []*entry
@@ -235,6 +236,9 @@ func (s *Scheduler) firstToken(t float64, e *entry, ttft float64) {
 	speed := s.speed(w.class)
 	seen := max(ttft-speed.Latency-e.wait, e.prefill/100)
 	sample := math.Log(seen / e.prefill) // log of slowness
+	if w.odd(sample, t) {
+		return
+	}
 	e.nudge = w.learnSpeed(t, sample)
 }
 

@@ -2,6 +2,7 @@ package schedule
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/kinference/kinference/internal/kvhash"
@@ -107,7 +108,7 @@ func (s *Scheduler) next(t float64) (d Dispatch, ok bool) {
 // open tells whether any worker's queue is short enough to add to it.
 func (s *Scheduler) open(t float64) bool {
 	for _, w := range s.workers {
-		if v := &w.view; v.serial == 0 || v.checked < t && w.queue(t)+v.ahead <= s.horizon || v.checked == t && v.queue <= s.horizon || s.empty(w) || w.booked() == 0 {
+		if v := &w.view; v.serial == 0 || w.queue(t)+v.ahead <= s.horizon || s.empty(w) || w.booked() == 0 {
 			return true
 		}
 	}
@@ -259,6 +260,7 @@ func (s *Scheduler) ask(t float64, x *waiter) {
 	if len(x.c) == 0 && x.choose == nil {
 		book = false // nobody can serve it
 	}
+	order = slices.DeleteFunc(order, func(i int) bool { return x.p[i].w.forgotten })
 	d.Order = order
 	x.asked, x.pinned = true, false
 	x.answer = answer{t, s.changes, d, book}
@@ -459,7 +461,7 @@ func (s *Scheduler) Wake(now time.Time) (at time.Time, ok bool) {
 			}
 		}
 	}
-	return s.time(max(next, t+1e-3)), true
+	return s.time(max(next+1e-6, t+1e-3)), true
 }
 
 // maxNap is the longest time in seconds between passes while requests wait.

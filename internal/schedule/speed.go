@@ -100,17 +100,20 @@ type learned struct {
 
 // Calibration constants, from docs/decisions/0004 where not noted.
 const (
-	maxClip  = 0.7  // most that one sample can say, in log units
-	minGain  = 0.05 // of a sample, once many were seen
-	minS     = 0.25
-	maxS     = 4
-	maxWait  = 0.050 // s; a sample with a longer predicted wait says little about speed
-	warm     = 16    // samples that teach a group before any teaches a worker (own choice)
-	blend    = 4     // samples until a worker's own speed outweighs its group's (own choice)
-	sameS    = 0.10  // log units; closer to the group than this is noise (own choice)
-	fadeFrom = 300   // s without a sample, after which what sets a worker apart fades
-	fadeHalf = 600   // s; its half-life from then on (own choices)
-	reuseMin = 0.9   // above this the missing hits are evictions, not a broken cache (own choice)
+	maxClip   = 0.7  // most that one sample can say, in log units
+	minGain   = 0.05 // of a sample, once many were seen
+	minS      = 0.25
+	maxS      = 4
+	maxWait   = 0.050 // s; a sample with a longer predicted wait says little about speed
+	warm      = 16    // samples that teach a group before any teaches a worker (own choice)
+	blend     = 4     // samples until a worker's own speed outweighs its group's (own choice)
+	sameS     = 0.10  // log units; closer to the group than this is noise (own choice)
+	fadeFrom  = 300   // s without a sample, after which what sets a worker apart fades
+	fadeHalf  = 600   // s; its half-life from then on (own choices)
+	oddUsage  = 0.8   // share of pages in use from which a slow sample is odd
+	oddSample = 0.35  // log units above what is known
+	oddRow    = 8     // in a row are believed (docs/decisions/0010)
+	reuseMin  = 0.9   // above this the missing hits are evictions, not a broken cache (own choice)
 )
 
 // add moves the slowness towards a sample and returns the change.
@@ -163,6 +166,19 @@ func (w *worker) logSlowness(t float64) float64 {
 // apart is by how much the worker's own samples set it apart from its group.
 func (w *worker) apart(t float64) float64 {
 	return (w.logS - w.group.logS) * math.Exp2(-max(0, t-w.sampledSpeed-fadeFrom)/fadeHalf)
+}
+
+// odd tells that a sample says more about memory than about speed: when pages are
+// short, an engine may let a prompt wait, or compute it twice, and calibration by
+// such samples made workers look 1.4 times slower than they were (S1over). Where
+// they come one after the other, the worker is slow.
+func (w *worker) odd(logS, t float64) bool {
+	if w.usage < oddUsage || logS-w.logSlowness(t) < oddSample {
+		w.oddSamples = 0
+		return false
+	}
+	w.oddSamples++
+	return w.oddSamples < oddRow
 }
 
 // learnSpeed takes the observed slowness of a prefill as a sample. The first
