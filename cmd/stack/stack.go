@@ -62,6 +62,9 @@ type Options struct {
 	GPUEvery time.Duration
 	// Policy of the router; empty: its default.
 	Policy string
+	// MaxWaiting and MaxWait bound the router's line; 0: its defaults.
+	MaxWaiting int
+	MaxWait    time.Duration
 	// Seed makes the router's random choices repeatable.
 	Seed uint64
 	// ProviderCredentials is the folder of providers' Secrets, as in ingress;
@@ -194,7 +197,7 @@ func (s *Stack) start(o Options) error {
 			return (&kvtracker.Service{Config: kvtracker.Config{Mode: kvtracker.ModeTracker, Listener: l, NATSURL: natsURL}}).Run(ctx)
 		}},
 		{"router", func(ctx context.Context, l net.Listener) error {
-			return (&router.Service{Config: s.configure(router.Config{Listener: l, ConfigDir: o.ConfigDir, Kubernetes: o.Kubeconfig != "", Kubeconfig: o.Kubeconfig, KVTrackerURL: trackerURL, NATSURL: natsURL, Policy: o.Policy, Seed: o.Seed, TimeScale: o.TimeScale}, o)}).Run(ctx)
+			return (&router.Service{Config: s.configure(router.Config{Listener: l, ConfigDir: o.ConfigDir, Kubernetes: o.Kubeconfig != "", Kubeconfig: o.Kubeconfig, KVTrackerURL: trackerURL, NATSURL: natsURL, Policy: o.Policy, MaxWaiting: o.MaxWaiting, MaxWait: o.MaxWait, Seed: o.Seed, TimeScale: o.TimeScale}, o)}).Run(ctx)
 		}},
 		{"relay", func(ctx context.Context, _ net.Listener) error {
 			return (&kvtracker.Service{Config: kvtracker.Config{Mode: kvtracker.ModeRelay, NATSURL: natsURL, RouterURL: routerURL}}).Run(ctx)

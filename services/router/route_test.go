@@ -311,16 +311,17 @@ func TestExplain(t *testing.T) {
 	w.route(request("r", hashes(1, 100)...))
 	w.report("r", moved("demo.sim.a/0", "status"), firstToken(123*time.Millisecond), done(32))
 	d := w.explain("r")
-	if d.RequestId != "r" || d.Model != "m" || d.Tenant != "team" || d.Pool != "demo/default" || d.Policy != schedule.PredictedTTFT ||
+	if d.RequestId != "r" || d.Model != "m" || d.Tenant != "team" || d.Pool != "demo/default" || d.Policy != schedule.K2 ||
 		d.CatalogVersion < c.Version || d.Chosen != "demo.sim.b/0" || d.ServedBy != "demo.sim.a/0" ||
-		d.ActualTtft.AsDuration() != 123*time.Millisecond || d.GetActualCachedTokens() != 32 || !strings.HasPrefix(d.Reason, "demo.sim.b/0 answers soonest") {
+		d.ActualTtft.AsDuration() != 123*time.Millisecond || d.GetActualCachedTokens() != 32 || !strings.HasPrefix(d.Reason, "demo.sim.b/0 costs least") {
 		t.Errorf("record %v", d)
 	}
 	if len(d.Candidates) != 2 {
 		t.Fatalf("candidates %v", d.Candidates)
 	}
 	if b := d.Candidates[0]; b.Worker != "demo.sim.b/0" || b.MatchedTokens != 1600 || b.Running != 3 || b.KvUsage != 0.25 || b.PromptTokens != 1608 ||
-		b.PredictedTtft.AsDuration() != b.PredictedWait.AsDuration()+b.PredictedPrefill.AsDuration() {
+		b.PredictedTtft.AsDuration() != b.PredictedWait.AsDuration()+b.PredictedPrefill.AsDuration() ||
+		!(b.Score > b.PredictedTtft.AsDuration().Seconds()) || b.Interference.AsDuration() <= 0 || b.PagesNeeded != 101 || b.PagesFree != 7500 || b.Hold != "" {
 		t.Errorf("candidate %v", b)
 	}
 	for i := range 5 {
@@ -391,7 +392,7 @@ func TestHotReloadKeepsLastGood(t *testing.T) {
 
 	for _, want := range [][]string{
 		{"kinference_router_catalog_reloads_total", `result="failed"`},
-		{"kinference_router_decisions_total", `outcome="ok"`, `policy="predictedttft"`, "} 2"},
+		{"kinference_router_decisions_total", `outcome="ok"`, `policy="k2"`, "} 2"},
 		{"kinference_router_workers_ready", `worker_set="demo/sim"`, "} 1"},
 		{"kinference_router_tracker_connected", "} 0"},
 		{"kinference_router_requests_in_flight", `worker="demo.sim.a/0"`, "} 2"},
