@@ -160,7 +160,7 @@ func (s *Scheduler) Enter(now time.Time, r Request, c []Candidate, choose Choose
 		return &LineFullError{Waiting: n, RetryAfter: s.duration(float64(n+1-s.maxWaiting) * max(s.pace.value, minGap))}
 	}
 	s.seq++
-	x := &waiter{r: r, choose: choose, entered: t, seq: s.seq, best: -1}
+	x := &waiter{r: r, choose: choose, entered: t, seq: s.seq, best: -1, ahead: len(s.waiters)}
 	s.candidates(t, x, c)
 	if s.maxWait > 0 && s.k2 && len(s.waiters) > 0 {
 		s.best(t, x)

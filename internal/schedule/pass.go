@@ -55,6 +55,11 @@ func (s *Scheduler) next(t float64) (d Dispatch, ok bool) {
 		s.best(t, x)
 	}
 	if !open {
+		for _, x := range s.waiters {
+			if x.why == HoldNone && x.best >= 0 {
+				x.why = s.ready(t, x, &x.p[x.best], &x.c[x.best])
+			}
+		}
 		return Dispatch{}, false
 	}
 	order := s.sorted(t)
@@ -97,7 +102,6 @@ func (s *Scheduler) next(t float64) (d Dispatch, ok bool) {
 		}
 	}
 	for _, x := range s.waiters {
-		s.claim(x)
 		if x.hold != HoldNone {
 			x.why = x.hold
 		}
@@ -247,6 +251,9 @@ func (s *Scheduler) ask(t float64, x *waiter) {
 			held--
 		}
 		s.estimate(t, &x.c[i], &x.p[i], x.r.Objective, held, &d.Estimates[i])
+		if s.k2 {
+			d.Estimates[i].Hold = s.ready(t, x, &x.p[i], &x.c[i])
+		}
 	}
 	choose := x.choose
 	if choose == nil {
