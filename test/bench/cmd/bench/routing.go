@@ -80,10 +80,11 @@ func routing(_ context.Context, fs *flag.FlagSet, args []string, out io.Writer) 
 		return err
 	}
 	names := casesIn(cells)
-	fmt.Fprintf(out, "Means of %d seeds\n%s\nDistance to the best other policy\n%s\nPredictions\n%s", o.seeds,
+	fmt.Fprintf(out, "Means of %d seeds\n%s\nDistance to the best other policy\n%s\nPredictions\n%s\nGoals\n%s", o.seeds,
 		report.CaseTable(cells, subject(cells), names...).Text(textStyle()),
 		report.GapTable(cells, subject(cells), rivals(cells), names...).Text(textStyle()),
-		report.ErrorTable(cells, subject(cells), names...).Text(textStyle()))
+		report.ErrorTable(cells, subject(cells), names...).Text(textStyle()),
+		report.GoalTable(cells, subject(cells)).Text(textStyle()))
 	if o.docs == "" {
 		return nil
 	}
@@ -255,9 +256,11 @@ func (p *publisher) cases(o routingOptions, cells []virtual.Cell, seeds []uint64
 		plots = append(plots, md)
 	}
 	names := casesIn(cells)
+	goals := report.GoalTable(cells, who)
 	losses := report.Losses(cells, who, rivals(cells), .03, names...)
 	parts := []string{
 		fmt.Sprintf("Means of %d held-out seeds (two where a run has thousands of requests); the runs themselves are in [routing2.json](routing2.json). Scenarios and policies: [README](README.md).\n", len(seeds)),
+		section("Goals", fmt.Sprintf("What the project wants of `%s`: %d of %d are met.", who, len(goals.Rows)-report.Missed(goals), len(goals.Rows)), goals),
 		section("Distance to the best other policy", "By how much `"+who+"` is worse than the best of the other policies in each metric, which may be another one in each: a minus is better than all of them. The oracle is no rival: it cannot be had.",
 			report.GapTable(cells, who, rivals(cells), names...)),
 		"## Losses\n\nEvery metric in which `" + who + "` is more than 3 % worse than the best other policy:\n\n* " + strings.Join(losses, "\n* ") + "\n",
