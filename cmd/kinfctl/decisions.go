@@ -92,6 +92,9 @@ func printLine(w io.Writer, d *adminv1.Decision) error {
 			break
 		}
 	}
+	if d.Waited != nil {
+		notes = append(notes, "waited "+ms(d.Waited))
+	}
 	if d.ActualTtft != nil {
 		notes = append(notes, "took "+ms(d.ActualTtft))
 	}

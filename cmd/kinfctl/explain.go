@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -103,6 +104,9 @@ func printDecision(w io.Writer, d *adminv1.Decision) error {
 	if d.ServedBy != "" && d.ServedBy != d.Chosen {
 		fmt.Fprintf(w, "served by  %s (after failover)\n", d.ServedBy)
 	}
+	if d.Waited != nil {
+		fmt.Fprintf(w, "waited     %s\n", waited(d))
+	}
 	if q := d.Request; q != nil {
 		fmt.Fprintf(w, "asked      %s\n", asked(d.Tenant, q))
 	}
@@ -118,6 +122,57 @@ func printDecision(w io.Writer, d *adminv1.Decision) error {
 	}
 	if n := d.OmittedCandidates + d.OmittedDropped; n > 0 {
 		fmt.Fprintf(t, "and %d more\n", n)
+	}
+	return errors.Join(t.Flush(), printScores(w, d))
+}
+
+// waited is how long a request was in line, and why.
+func waited(d *adminv1.Decision) string {
+	out := ms(d.Waited)
+	for _, why := range d.Held {
+		out += ", last " + held(why)
+	}
+	if d.Ahead > 0 {
+		out += fmt.Sprintf(", %d before it", d.Ahead)
+	}
+	return out
+}
+
+// held is in words what holds a request in line.
+func held(why string) string {
+	switch why {
+	case "queue":
+		return "for the prefills before it"
+	case "pages":
+		return "for room for its KV blocks"
+	case "protect":
+		return "because others in line need what it would evict"
+	case "reserve":
+		return "because one that waits longer is first there"
+	case "defer":
+		return "for an idle worker"
+	case "policy":
+		return "as its rule says"
+	}
+	return why
+}
+
+// printScores shows what the policy k2 goes by beside the predicted time; nothing for
+// other policies.
+func printScores(w io.Writer, d *adminv1.Decision) error {
+	if !slices.ContainsFunc(d.Candidates, func(c *adminv1.Candidate) bool { return c.Score > 0 }) {
+		return nil
+	}
+	fmt.Fprintln(w)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "worker\tscore\t= predicted\t+ delay of others\t+ evicted\tKV blocks\tfree\tholds")
+	for _, c := range d.Candidates {
+		if c.Score <= 0 {
+			continue
+		}
+		score := time.Duration(c.Score / cmp.Or(d.TimeScale, 1) * float64(time.Second))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", c.Worker, score.Round(time.Millisecond), ms(c.PredictedTtft), ms(c.Interference), ms(c.EvictionLoss),
+			number(c.PagesNeeded), number(c.PagesFree), c.Hold)
 	}
 	return t.Flush()
 }

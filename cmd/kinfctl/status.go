@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -77,7 +78,14 @@ func printStatus(w io.Writer, s *adminv1.StatusResponse, now time.Time) error {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", x.GetWorker(), ready, sample, number(x.GetBlockSize()), number(x.GetMaxModelLen()),
 			index, blocks, lag, verdict(x.GetTokens(), x.GetTokensCause()), checked)
 	}
-	return t.Flush()
+	if len(s.GetPeers()) > 0 {
+		fmt.Fprintln(t)
+		fmt.Fprintln(t, "other router\theard of")
+		for _, p := range s.GetPeers() {
+			fmt.Fprintf(t, "%s\t%s ago\n", p.GetRouter(), p.GetAge().AsDuration().Round(100*time.Millisecond))
+		}
+	}
+	return errors.Join(t.Flush(), printQueue(w, s, len(s.GetWaiting())))
 }
 
 func source(p *adminv1.ProfileStatus) string {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"text/tabwriter"
@@ -19,7 +20,8 @@ func topCommand() *cobra.Command {
 		Short: "Show the workers live",
 		Long: `Show the workers live, anew each second until interrupted: whether each is ready, the prompts that wait and run in the engine with
 their means over 30 s, the share of its KV cache in use, our requests in flight, and of the requests that ended there in the last
-five minutes the share of prompt tokens that were cached and the mean time to first token. Providers follow with what is known.`,
+five minutes the share of prompt tokens that were cached, the mean time to first token, and by how much half of the predictions of it were
+off at most. Providers follow with what is known, then the first of the requests that wait in the router.`,
 		Args: cobra.NoArgs,
 	}
 	admin := adminFlags(cmd)
@@ -79,11 +81,15 @@ func printTop(w io.Writer, s *adminv1.StatusResponse) error {
 	}
 	fmt.Fprintf(w, "catalog version %d, %d of %d workers ready, %d requests wait for one\n\n", s.GetCatalogVersion(), ready, len(s.GetWorkers()), s.GetQueued())
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "worker\tready\tqueue\t30s\trunning\t30s\tkv\t30s\tin flight\tcache hits\tttft\trequests")
+	fmt.Fprintln(t, "worker\tready\tqueue\t30s\trunning\t30s\tkv\t30s\tin flight\tcache hits\tttft\toff by\trequests")
 	for _, x := range s.GetWorkers() {
 		r := rowOf(x)
 		hits, ttft, n := recent(x.GetRecent())
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", x.GetWorker(), r.ready, r.queue, r.meanQueue, r.running, r.meanRunning, r.kv, r.meanKV, x.GetInFlight(), hits, ttft, n)
+		off := "-"
+		if e := x.GetRecent().GetTtftError(); e != nil {
+			off = ms(e)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n", x.GetWorker(), r.ready, r.queue, r.meanQueue, r.running, r.meanRunning, r.kv, r.meanKV, x.GetInFlight(), hits, ttft, off, n)
 	}
 	for _, x := range s.GetProviders() {
 		_, ttft, n := recent(x.GetRecent())
@@ -91,7 +97,35 @@ func printTop(w io.Writer, s *adminv1.StatusResponse) error {
 		if x.Concurrency > 0 && x.InFlight >= x.Concurrency {
 			ready = "full"
 		}
-		fmt.Fprintf(t, "provider %s\t%s\t-\t-\t-\t-\t-\t-\t%d\t-\t%s\t%s\n", x.GetProvider(), ready, x.GetInFlight(), ttft, n)
+		fmt.Fprintf(t, "provider %s\t%s\t-\t-\t-\t-\t-\t-\t%d\t-\t%s\t-\t%s\n", x.GetProvider(), ready, x.GetInFlight(), ttft, n)
+	}
+	return errors.Join(t.Flush(), printQueue(w, s, maxTop))
+}
+
+// maxTop bounds the requests that are shown of those that wait.
+const maxTop = 10
+
+// printQueue shows who waits in the router, most of them at most; nothing if nobody
+// does.
+func printQueue(w io.Writer, s *adminv1.StatusResponse, most int) error {
+	if len(s.GetQueue()) == 0 {
+		return nil
+	}
+	fmt.Fprintln(w)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "waiting\trequests\tlongest")
+	for _, c := range s.GetQueue() {
+		fmt.Fprintf(t, "%s\t%d\t%s\n", c.GetQos(), c.GetWaiting(), ms(c.GetOldest()))
+	}
+	fmt.Fprintln(t)
+	fmt.Fprintln(t, "request\tmodel\ttenant\tclass\twaits\tfor\tfrom now\twhy")
+	list := s.GetWaiting()
+	for _, q := range list[:min(len(list), most)] {
+		worker := q.GetWorker()
+		if worker == "" {
+			worker = "-"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", q.GetRequestId(), q.GetModel(), q.GetTenant(), q.GetQos(), ms(q.GetWaited()), worker, ms(q.GetPredictedWait()), q.GetWhy())
 	}
 	return t.Flush()
 }
