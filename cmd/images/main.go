@@ -157,7 +157,7 @@ func (s *settings) compile(ctx context.Context, service, pkg, goos, arch string,
 	if err != nil {
 		return nil, nil, err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }() // scratch
 	bin := filepath.Join(dir, "service")
 	// Time zones are in the program: a scratch image has none.
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags", "timetzdata", "-ldflags", "-s -w -buildid=", "-o", bin, pkg)

@@ -153,7 +153,7 @@ func (c *cluster) before(ctx context.Context) ([]check, error) {
 	return k.list, nil
 }
 
-var helmVersion = regexp.MustCompile(`^v(\d+)\.(\d+)\.`)
+var helmVersion = regexp.MustCompile(`^v(\d+)\.(\d+)`)
 
 func helmIsNew(version string) bool {
 	m := helmVersion.FindStringSubmatch(strings.TrimSpace(version))

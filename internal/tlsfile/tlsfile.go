@@ -106,7 +106,7 @@ func (s *Source) follow(ctx context.Context, w *fsnotify.Watcher, log *slog.Logg
 		case <-w.Events:
 			due.Reset(settle)
 			continue
-		case <-w.Errors: // such as changes that were too many to tell
+		case _ = <-w.Errors: // such as changes that were too many to tell
 			due.Reset(settle)
 			continue
 		case <-due.C:

@@ -31,7 +31,7 @@ func Backup(ctx context.Context, place string, w io.Writer) (err error) {
 	if err != nil {
 		return fmt.Errorf("back up ledger: %w", err)
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }() // scratch
 	path := filepath.Join(dir, "ledger.db")
 	if _, err := db.ExecContext(ctx, "VACUUM INTO ?", path); err != nil {
 		return fmt.Errorf("back up ledger: %w", err)
@@ -64,7 +64,7 @@ func Restore(ctx context.Context, place string, r io.Reader) (err error) {
 	if err != nil {
 		return fmt.Errorf("restore ledger: %w", err)
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }() // scratch
 	path := filepath.Join(dir, "ledger.db")
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
