@@ -58,7 +58,9 @@ func Connect(ctx context.Context, url, name string, opts ...nats.Option) (*Conn,
 		nats.Timeout(2 * time.Second),
 		nats.ReconnectWait(200 * time.Millisecond),
 		nats.ReconnectJitter(100*time.Millisecond, 500*time.Millisecond),
-		nats.PingInterval(5 * time.Second),
+		// A server that hangs is left after three of them. A relay has room for some
+		// ten seconds of a busy engine's events.
+		nats.PingInterval(2 * time.Second),
 		// Credentials are renewed while we run: one that was refused twice is tried
 		// again.
 		nats.IgnoreAuthErrorAbort(),
