@@ -21,7 +21,7 @@ import (
 
 var (
 	full   = flag.Bool("full", false, "all faults, and longer loads")
-	rate   = flag.Int("rate", 0, "requests a second; 0: 40")
+	rate   = flag.Int("rate", 0, "requests a second; 0: 20, 40 while all is restarted, and with -full 200")
 	only   = flag.String("faults", "", "only faults whose name contains this, such as 'router paused'")
 	docs   = flag.String("docs", "", "folder in which to write chaos.md; empty: none")
 	bins   = flag.String("bin", "", "folder with the programs and nats-server; empty: they are built")
@@ -43,18 +43,21 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-func perSecond() int {
-	if *rate > 0 {
+func perSecond(short int) int {
+	switch {
+	case *rate > 0:
 		return *rate
+	case *full:
+		return 200
 	}
-	return 40
+	return short
 }
 
 // Faults of each part, one after the other, under load. No fault loses a request of
 // the ledger or counts one twice, lets personal data out, lets more through a limit
 // than it may, or leaves the index wrong.
 func TestChaos(t *testing.T) {
-	c := startCluster(t, perSecond())
+	c := startCluster(t, perSecond(20))
 	c.warm()
 	var rows []row
 	for _, f := range faults(*full) {

@@ -168,7 +168,7 @@ func startCluster(t *testing.T, rate int) *cluster {
 		return []string{
 			"--router-url", router, "--limiter-url", urls(limiters, 7104), "--classifier-url", urls(classifiers, 7105), "--nats-url", natsURL, "--usage-replicas", "3",
 			"--usage-dir", filepath.Join(c.dir, fmt.Sprint("usage-", i)), "--limit-spill", filepath.Join(c.dir, fmt.Sprint("settlements-", i)), "--limit-replicas", "2",
-			"--limit-ttl", limitTTL.String(), "--limit-lease-ttl", "1s", "--limiter-timeout", "250ms", "--provider-private-networks", "10.0.0.0/8,127.0.0.0/8", "--parity-interval", "1h",
+			"--limit-ttl", limitTTL.String(), "--limit-lease-ttl", "2s", "--limiter-timeout", "250ms", "--provider-private-networks", "10.0.0.0/8,127.0.0.0/8", "--parity-interval", "1h",
 		}
 	})
 

@@ -9,7 +9,7 @@ import (
 // does it, and no request fails or waits in vain. A worker that is killed then
 // fails the streams that it had, and no others.
 func TestRollingRestart(t *testing.T) {
-	c := startCluster(t, perSecond())
+	c := startCluster(t, perSecond(40))
 	c.warm()
 	before := c.settled()
 	s := c.start()
