@@ -68,3 +68,104 @@ func TestSharedSystemPromptSpreadsUnderLoad(t *testing.T) {
 		}
 	}
 }
+
+// A serial agent on equal workers: the turns of one conversation stay where its
+// cache is, other conversations go elsewhere (Infera 103).
+func TestSerialAgentsUseAllWorkers(t *testing.T) {
+	s := newScheduler(t, Settings{})
+	count := map[string]int{}
+	cached := map[string]string{}
+	now := start
+	for i := range 64 {
+		name := fmt.Sprint("session", i/8)
+		c := candidates("a b", 1000, 100, chain(string(rune('a'+i/8)), 9))
+		for j := range c {
+			if cached[name] == c[j].Worker {
+				c[j].GPUTokens = 900
+			}
+		}
+		if err := s.Enter(now, Request{ID: "r"}, c, nil); err != nil {
+			t.Fatal(err)
+		}
+		d := s.Pass(now)
+		w := first(d[0].Decision)
+		if cached[name] != "" && cached[name] != w {
+			t.Errorf("turn %d left %s for %s", i, cached[name], w)
+		}
+		cached[name] = w
+		count[w]++
+		s.FirstToken(now.Add(time.Second), "r", time.Second)
+		s.Done(now.Add(2*time.Second), "r", Outcome{OK: true, CachedTokens: -1})
+		now = now.Add(3 * time.Second)
+	}
+	if min(count["a"], count["b"]) < 24 {
+		t.Errorf("not spread: %v", count)
+	}
+}
+
+// Prompts shorter than a block have nothing in the index and no load between
+// them, and still do not all go to one worker (Infera 107).
+func TestShortPromptsSpread(t *testing.T) {
+	s := newScheduler(t, Settings{})
+	count := map[string]int{}
+	for i := range 12 {
+		now := at(time.Duration(i) * time.Second)
+		id := fmt.Sprint("r", i)
+		if err := s.Enter(now, Request{ID: id}, candidates("a b c", 200, 768, nil), nil); err != nil {
+			t.Fatal(err)
+		}
+		count[first(s.Pass(now)[0].Decision)]++
+		s.FirstToken(now, id, 210*time.Millisecond)
+		s.Done(now.Add(500*time.Millisecond), id, Outcome{OK: true, CachedTokens: -1})
+	}
+	for _, w := range []string{"a", "b", "c"} {
+		if count[w] < 2 {
+			t.Errorf("not spread: %v", count)
+		}
+	}
+}
+
+// A router that comes back with an empty ledger goes by the gauges and by what
+// the index says, and does not scatter prefixes (user pains 9, 18).
+func TestFreshRouterKeepsPrefixes(t *testing.T) {
+	s := newScheduler(t, Settings{})
+	for i := range 20 {
+		c := candidates("a b c d", 2000, 100, chain(string(rune('a'+i)), 19))
+		c[i%4].GPUTokens = 1900
+		for j := range c {
+			c[j].Load = Load{Known: true, Running: 2, KVUsage: 0.4}
+		}
+		now := at(time.Duration(i) * time.Second)
+		if w := first(s.Decide(now, Request{ID: fmt.Sprint(i)}, c)); w != c[i%4].Worker {
+			t.Errorf("request %d went to %s, its prefix is at %s", i, w, c[i%4].Worker)
+		}
+	}
+}
+
+// Batch work behind a stream of interactive requests gets its turn in the end
+// (GAIE 1861, llm-d-router 1995).
+func TestBatchDoesNotStarve(t *testing.T) {
+	s := newScheduler(t, Settings{})
+	now := start
+	if err := s.Enter(now, Request{ID: "batch", QoS: Batch}, candidates("w", 500, 0, nil), nil); err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; now.Before(at(20 * time.Minute)); i++ {
+		// More than the worker can do: 0.51 s of work each 0.5 s.
+		if err := s.Enter(now, Request{ID: fmt.Sprint(i)}, candidates("w", 500, 0, nil), nil); err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range s.Pass(now) {
+			if d.ID == "batch" {
+				if i > 0 && d.Waited < batchLimit*time.Second {
+					t.Errorf("went before interactive requests after %v", d.Waited)
+				}
+				return
+			}
+			s.FirstToken(now.Add(510*time.Millisecond), d.ID, 510*time.Millisecond)
+			s.Done(now.Add(520*time.Millisecond), d.ID, Outcome{OK: true, CachedTokens: -1})
+		}
+		now = now.Add(500 * time.Millisecond)
+	}
+	t.Error("batch starves")
+}

@@ -218,7 +218,7 @@ func (s *Scheduler) Learn(now time.Time, from string, workers map[string]Learned
 		}
 		if logS := math.Log(o.Slowness); o.Samples > 0 && logS >= math.Log(minS)-1e-9 && logS <= math.Log(maxS)+1e-9 {
 			if w.samples == 0 {
-				w.logS, w.samples, w.sampledSpeed = logS, min(o.Samples, blend), t
+				w.logS, w.samples, w.sampledSpeed = logS, min(o.Samples, warm), t
 			} else {
 				w.logS += share(o.Samples, w.samples) * (logS - w.logS)
 			}

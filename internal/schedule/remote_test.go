@@ -1,0 +1,209 @@
+package schedule
+
+import (
+	"fmt"
+	"math"
+	"testing"
+	"time"
+)
+
+const second = time.Second
+
+// gossip brings what one router did to another, late by delay.
+func gossip(from, to *Scheduler, name string, now time.Time, delay time.Duration) {
+	to.Remote(now.Add(delay), name, now, from.Deltas(now))
+}
+
+func twoRouters(t testing.TB) (a, b *Scheduler) {
+	a, b = newScheduler(t, Settings{}), newScheduler(t, Settings{})
+	for _, s := range []*Scheduler{a, b} {
+		s.Deltas(start)                                           // begins to listen
+		s.Decide(start, Request{}, candidates("u v", 10, 0, nil)) // knows the workers
+	}
+	return a, b
+}
+
+// What one router has sent to a worker counts for the other as if it had sent it.
+func TestRoutersKnowOfEachOther(t *testing.T) {
+	a, b := twoRouters(t)
+	p := chain("p", 20)
+	a.Decide(start, Request{ID: "r"}, candidates("u", 2000, 100, p))
+	gossip(a, b, "a", start, 50*ms)
+	d := b.Decide(at(50*ms), Request{}, candidates("u v", 2000, 100, p))
+	// Anticipated, and behind its prefill of 2.02 s.
+	if e := d.Estimates[0]; e.Anticipated != 1900 || e.InFlight != 1 || e.Wait < 1900*ms || e.Wait > 2020*ms {
+		t.Errorf("got %d anticipated, %d in flight, wait %v", e.Anticipated, e.InFlight, e.Wait)
+	}
+	if b.InFlight("u") != 0 {
+		t.Error("counts another router's request as its own")
+	}
+	a.FirstToken(at(second), "r", second)
+	gossip(a, b, "a", at(second), 50*ms)
+	if e := b.Decide(at(1050*ms), Request{}, candidates("u", 2000, 100, p)).Estimates[0]; e.Wait > 50*ms || e.InFlight != 1 {
+		t.Errorf("after its first token: wait %v, %d in flight", e.Wait, e.InFlight)
+	}
+	a.Done(at(2*second), "r", Outcome{OK: true, CachedTokens: -1})
+	gossip(a, b, "a", at(2*second), 50*ms)
+	if in, _ := b.Totals(); in != 0 {
+		t.Errorf("%d in flight at the end", in)
+	}
+	if d := b.Deltas(at(3 * second)); len(d) != 0 {
+		t.Errorf("passes on what it heard: %+v", d)
+	}
+	checkLine(t, b)
+}
+
+// What comes late is left to the gauges; its end does no harm.
+func TestLateGossipIsIgnored(t *testing.T) {
+	a, b := twoRouters(t)
+	a.Decide(start, Request{ID: "r"}, candidates("u", 2000, 100, nil))
+	gossip(a, b, "a", start, 310*ms)
+	if in, _ := b.Totals(); in != 0 {
+		t.Error("booked")
+	}
+	a.FirstToken(at(second), "r", second)
+	a.Done(at(2*second), "r", Outcome{})
+	gossip(a, b, "a", at(2*second), second)
+	checkLine(t, b)
+}
+
+// A router that is gone leaves nothing, whether it says goodbye or not.
+func TestRouterGone(t *testing.T) {
+	a, b := twoRouters(t)
+	for i := range 4 {
+		a.Decide(start, Request{ID: fmt.Sprint(i)}, candidates("u", 2000, 100, nil))
+	}
+	gossip(a, b, "a", start, 0)
+	b.Remote(start, "c", start, []Delta{{Kind: Routed, ID: "0", At: start, Worker: "u", Tokens: 10, Work: second}})
+	if in, _ := b.Totals(); in != 5 {
+		t.Fatalf("%d in flight", in)
+	}
+	// The gauges show two, of which one is the other router's.
+	b.Sample(at(20*second), "u", Load{Known: true, Running: 2})
+	if in, _ := b.Totals(); in != 2 {
+		t.Errorf("%d in flight, the gauges say 2", in)
+	}
+	b.Gone(at(20*second), "a")
+	b.Gone(at(20*second), "c")
+	if in, _ := b.Totals(); in != 0 {
+		t.Errorf("%d in flight", in)
+	}
+	checkLine(t, b)
+}
+
+// Nonsense from another router is ignored.
+func TestGarbledGossip(t *testing.T) {
+	_, b := twoRouters(t)
+	good := Delta{Kind: Routed, ID: "x", At: start, Worker: "u", Tokens: 1000, BlockSize: 100, Hashes: chain("p", 10), Stride: 1, Work: second, TTFT: second}
+	for name, change := range map[string]func(*Delta){
+		"worker":   func(d *Delta) { d.Worker = "nobody" },
+		"tokens":   func(d *Delta) { d.Tokens = -1 },
+		"work":     func(d *Delta) { d.Work = -second },
+		"stride":   func(d *Delta) { d.Stride = 3 },
+		"negative": func(d *Delta) { d.Stride = -4 },
+		"hashes":   func(d *Delta) { d.Hashes = chain("p", maxTold+1) },
+		"kind":     func(d *Delta) { d.Kind = 77 },
+	} {
+		d := good
+		change(&d)
+		b.Remote(start, "a", start, []Delta{d})
+		if in, _ := b.Totals(); in != 0 {
+			t.Errorf("%s: booked", name)
+		}
+	}
+	many := good
+	many.Tokens = 100 // fewer than it has blocks
+	b.Remote(start, "a", start, []Delta{many})
+	if e := b.Decide(start, Request{}, candidates("u", 1000, 100, chain("p", 10))).Estimates[0]; e.Anticipated != 0 || e.InFlight != 1 {
+		t.Errorf("got %+v", e)
+	}
+	checkLine(t, b)
+}
+
+func TestDeltasAreBounded(t *testing.T) {
+	s := newScheduler(t, Settings{})
+	s.Decide(start, Request{ID: "r"}, candidates("u", 10, 0, nil))
+	if d := s.Deltas(start); len(d) != 0 {
+		t.Error("tells what was before anybody asked")
+	}
+	for range 2 * maxDeltas {
+		s.Decide(start, Request{ID: "r"}, candidates("u", 10, 0, nil))
+	}
+	if len(s.deltas) > maxDeltas {
+		t.Errorf("%d deltas are kept", len(s.deltas))
+	}
+	s.Deltas(start)
+	long := chain("p", 5000)
+	s.Decide(start, Request{ID: "r"}, candidates("u", 500_009, 100, long))
+	for _, d := range s.Deltas(start) {
+		if len(d.Hashes) > maxTold || d.Kind == Routed && len(d.Hashes)*d.Stride < 4000 {
+			t.Errorf("%d hashes with a stride of %d", len(d.Hashes), d.Stride)
+		}
+	}
+}
+
+// A late joiner believes the others and is right at once (user pain 9).
+func TestLateJoinerLearns(t *testing.T) {
+	a, b := twoRouters(t)
+	now := start
+	for i := range 60 { // u takes twice as long as it should
+		for _, w := range []string{"u", "v"} {
+			id := fmt.Sprint(w, i)
+			e := a.Decide(now, Request{ID: id}, candidates(w, 1000, 0, nil)).Estimates[0]
+			took := e.TTFT
+			if w == "u" {
+				took = 2020 * ms
+			} else {
+				took = 1010 * ms
+			}
+			a.FirstToken(now.Add(took), id, took)
+			a.Done(now.Add(took), id, Outcome{OK: true, CachedTokens: -1})
+		}
+		now = now.Add(10 * second)
+	}
+	b.Learn(now, "a", a.Calibration())
+	for _, s := range []*Scheduler{a, b} {
+		d := s.Decide(now, Request{}, candidates("u v", 1000, 0, nil))
+		if r := d.Estimates[0].Slowness / d.Estimates[1].Slowness; r < 1.6 || r > 2.4 {
+			t.Errorf("u is %v times as slow as v: %v", r, d.Estimates)
+		}
+	}
+	b.Learn(now, "c", map[string]Learned{"u": {Slowness: math.NaN(), Samples: 9}, "v": {Slowness: -1, Samples: 9, Reuse: 7, Hits: 3}, "nobody": {Slowness: 1, Samples: 1}})
+	if e := b.Decide(now, Request{}, candidates("u v", 1000, 0, nil)); !(e.Estimates[0].TTFT > 0 && e.Estimates[1].TTFT > 0) {
+		t.Errorf("nonsense was learned: %+v", e.Estimates)
+	}
+}
+
+// Replicas that tell each other spread what comes at once (user pains 14, 18).
+func TestReplicasSpreadTogether(t *testing.T) {
+	const n = 4
+	var routers []*Scheduler
+	for range n {
+		s := newScheduler(t, Settings{})
+		s.Deltas(start)
+		s.Decide(start, Request{}, candidates("a b c d", 10, 0, nil))
+		routers = append(routers, s)
+	}
+	count := map[string]int{}
+	for i := range 80 {
+		now := at(time.Duration(i) * 60 * ms)
+		from := i % n
+		c := candidates("a b c d", 1000, 100, chain(fmt.Sprint("abcdefghijklm"[i%13:]), 10))
+		for j := range c {
+			c[j].Load = Load{Known: true, Age: time.Duration(i%40) * 50 * ms} // two seconds old at most
+		}
+		count[first(routers[from].Decide(now, Request{ID: fmt.Sprint(i)}, c))]++
+		d := routers[from].Deltas(now)
+		for to := range routers {
+			if to != from {
+				routers[to].Remote(now.Add(50*ms), fmt.Sprint(from), now, d)
+			}
+		}
+	}
+	for _, w := range []string{"a", "b", "c", "d"} {
+		if count[w] < 12 || count[w] > 28 {
+			t.Errorf("not spread: %v", count)
+			break
+		}
+	}
+}
