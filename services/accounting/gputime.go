@@ -77,7 +77,8 @@ func (d *divider) next(ctx context.Context, now time.Time) (more bool, err error
 		return err == nil, err
 	}
 	to := from.Truncate(d.every).Add(d.every)
-	if late := now.Sub(to); late < gpuLate*d.every || from.Before(d.since) && late < gpuPatience*d.every {
+	others := d.v.ledger.Shared() && from.Before(d.since) // may have watched then
+	if late := now.Sub(to); late < gpuLate*d.every || others && late < gpuPatience*d.every {
 		return false, nil
 	}
 	return true, d.divide(ctx, from, to)

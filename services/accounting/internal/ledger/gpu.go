@@ -110,6 +110,9 @@ type Spent struct {
 	Cost  float64
 }
 
+// Shared reports that other processes may have this ledger too.
+func (l *Ledger) Shared() bool { return l.postgres }
+
 // metaDivided is the name of the setting that has the time up to which the time of
 // workers is divided, in Unix µs.
 const metaDivided = "divided"
