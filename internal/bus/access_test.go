@@ -50,7 +50,9 @@ func TestAccess(t *testing.T) {
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(authority.PEM)
-	secure := func() *tls.Config { return &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12} }
+	secure := func() *tls.Config {
+		return &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+	}
 	mutual := secure()
 	mutual.ClientAuth, mutual.ClientCAs = tls.RequireAndVerifyClientCert, roots
 	password := guarded(t, &server.Options{TLSConfig: secure(), Username: "user", Password: "secret"})

@@ -71,15 +71,6 @@ func (p *process) end(s syscall.Signal) {
 	}
 }
 
-func (p *process) ended() bool {
-	select {
-	case <-p.done:
-		return true
-	default:
-		return false
-	}
-}
-
 func (p *process) tail(n int) string {
 	raw, err := os.ReadFile(p.log)
 	if err != nil {
