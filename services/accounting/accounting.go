@@ -79,7 +79,7 @@ func (s *Service) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&s.NATSURL, "nats-url", s.NATSURL, "URLs of NATS, comma separated; empty: no events come")
 	s.NATS.Flags(fs)
 	fs.StringVar(&s.Ledger, "ledger", s.Ledger, "where the ledger is: the path of a SQLite file, or a postgres:// URL, which is better given by the environment; empty: a temporary file, made again from the stream at each start")
-	fs.StringVar(&s.RouterURL, "router-url", s.RouterURL, "base URL of the router, whose catalog has the objectives; empty: there are none")
+	fs.StringVar(&s.RouterURL, "router-url", s.RouterURL, "URLs of the routers, with commas between them, whose catalog has the objectives; empty: there are none")
 	fs.DurationVar(&s.Events, "keep-events", s.Events, "how long the ledger keeps events; later ones are not taken any more. Longer than the stream does")
 	fs.DurationVar(&s.Hours, "keep-hours", s.Hours, "how long the ledger keeps sums by the hour; those by the day stay")
 	fs.IntVar(&s.Replicas, "usage-replicas", s.Replicas, "replicas of the stream, where this process makes it")

@@ -71,7 +71,7 @@ func (s *Service) Flags(fs *flag.FlagSet) {
 	fs.IntVar(&s.Concurrency, "concurrency", 0, "prompts that are read at once; 0: one for each CPU")
 	fs.DurationVar(&s.Timeout, "timeout", defaultTimeout, "time for one call; what was not read by then is unknown")
 	fs.StringVar(&s.ConfigDir, "config-dir", "", "folder of resources whose policies define custom tags; empty: none")
-	fs.StringVar(&s.RouterURL, "router-url", "", "URL of the router, whose catalog has the custom tags, in place of --config-dir; empty: none")
+	fs.StringVar(&s.RouterURL, "router-url", "", "URLs of the routers, with commas between them, whose catalog has the custom tags, in place of --config-dir; empty: none")
 	fs.StringVar(&s.CalibrationFile, "calibration-file", "", "calibration of complexity that kinfctl classifier calibrate wrote; empty: the embedded one")
 }
 

@@ -92,7 +92,7 @@ func (s *Service) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&s.Listen, "listen", defaultListen, "address of the RPC port (tracker)")
 	fs.StringVar(&s.NATSURL, "nats-url", defaultNATSURL, "NATS servers, comma separated")
 	s.NATS.Flags(fs)
-	fs.StringVar(&s.RouterURL, "router-url", defaultRouterURL, "router whose catalog names the workers (relay)")
+	fs.StringVar(&s.RouterURL, "router-url", defaultRouterURL, "URLs of the routers, with commas between them, whose catalog names the workers (relay)")
 	fs.DurationVar(&s.ScrapeInterval, "scrape-interval", defaultScrapeInterval, "time between two reads of a worker's metrics (relay)")
 	fs.BoolVar(&s.StreamFile, "stream-file", false, "keep the stream of KV events on NATS's disk instead of in its memory")
 	fs.DurationVar(&s.StreamMaxAge, "stream-max-age", defaultMaxAge, "age at which KV events leave the stream")
