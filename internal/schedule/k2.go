@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Constants of K2. Where they come from: docs/decisions/0010.
+// Constants of K2. Where they come from: docs/decisions/0011.
 const (
 	// horizon is the longest prefill queue, in seconds, to which K2 adds: what
 	// is queued at a worker can neither be reordered nor go elsewhere. On fleets

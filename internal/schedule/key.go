@@ -117,19 +117,22 @@ func (s *Scheduler) sorted(t float64) []*waiter {
 	for _, x := range out {
 		s.place(t, x)
 	}
-	slices.SortFunc(out, func(a, b *waiter) int {
-		if d := a.rank - b.rank; d != 0 {
-			return d
-		}
-		if a.tenant != b.tenant {
-			if d := cmp.Compare(a.tenant.vtc, b.tenant.vtc); d != 0 {
-				return d
-			}
-		}
-		if d := cmp.Compare(a.key, b.key); d != 0 {
-			return d
-		}
-		return cmp.Compare(a.seq, b.seq)
-	})
+	slices.SortFunc(out, compare)
 	return out
+}
+
+// compare orders two waiters whose places were worked out.
+func compare(a, b *waiter) int {
+	if d := a.rank - b.rank; d != 0 {
+		return d
+	}
+	if a.tenant != b.tenant {
+		if d := cmp.Compare(a.tenant.vtc, b.tenant.vtc); d != 0 {
+			return d
+		}
+	}
+	if d := cmp.Compare(a.key, b.key); d != 0 {
+		return d
+	}
+	return cmp.Compare(a.seq, b.seq)
 }

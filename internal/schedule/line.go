@@ -160,24 +160,32 @@ func (s *Scheduler) Enter(now time.Time, r Request, c []Candidate, choose Choose
 		return &LineFullError{Waiting: n, RetryAfter: s.duration(float64(n+1-s.maxWaiting) * max(s.pace.value, minGap))}
 	}
 	s.seq++
-	x := &waiter{r: r, choose: choose, entered: t, seq: s.seq, best: -1, ahead: len(s.waiters)}
+	x := &waiter{r: r, choose: choose, entered: t, seq: s.seq, best: -1, ahead: len(s.waiters), tenant: s.tenants.enter(r.Tenant, r.Weight)}
+	if !r.Arrived.IsZero() {
+		x.entered = clamp(s.clock(r.Arrived), t-maxArrived, t)
+	}
 	s.candidates(t, x, c)
 	if s.maxWait > 0 && s.k2 && len(s.waiters) > 0 {
 		s.best(t, x)
 		s.place(t, x)
 		if wait := s.predict(t, x); wait > s.maxWait {
 			s.unpick(x)
+			s.tenants.leave(x.tenant)
 			return &LineFullError{Waiting: len(s.waiters), Wait: s.duration(wait), RetryAfter: s.duration(max(wait-s.maxWait, minGap))}
 		}
 	}
-	x.tenant = s.tenants.enter(r.Tenant, r.Weight)
 	s.waiters = append(s.waiters, x)
 	s.byID[r.ID] = x
 	return nil
 }
 
-// minGap is the least time in seconds after which a full line has a place.
-const minGap = 0.1
+const (
+	// minGap is the least time in seconds after which a full line has a place.
+	minGap = 0.1
+	// maxArrived bounds how long before it entered a request can have come, in
+	// seconds.
+	maxArrived = 7200
+)
 
 // candidates replaces those of a waiter.
 func (s *Scheduler) candidates(t float64, x *waiter, c []Candidate) {
@@ -319,14 +327,17 @@ func (s *Scheduler) Line(now time.Time) []Waiting {
 	defer s.mu.Unlock()
 	t := s.clock(now)
 	out := make([]Waiting, 0, len(s.waiters))
+	ahead := map[*worker]before{}
 	for i, x := range s.sorted(t) {
 		y := Waiting{ID: x.r.ID, Tenant: x.r.Tenant, Model: x.r.Model, QoS: x.r.QoS, Since: s.time(x.entered), Ahead: i, Why: x.why}
 		if x.best >= 0 {
 			p, c := &x.p[x.best], &x.c[x.best]
 			v := s.fit(t, p, c)
-			wait := s.predict(t, x)
+			wait := s.waitBehind(t, p, v, ahead[p.w])
 			y.Worker, y.Wait = c.Worker, s.duration(wait)
 			y.TTFT = s.duration(wait + min(s.horizon, v.queue) + p.prefill*v.slow + v.speed.Latency)
+			b := ahead[p.w]
+			ahead[p.w] = before{b.n + 1, b.work + x.work}
 		}
 		out = append(out, y)
 	}

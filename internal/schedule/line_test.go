@@ -513,3 +513,42 @@ func TestHorizonAndTimeScale(t *testing.T) {
 		t.Errorf("got %v", s.horizon)
 	}
 }
+
+// Who waits behind whom shows in the predicted waits, and they come true.
+func TestPredictedWaits(t *testing.T) {
+	s := newScheduler(t, Settings{})
+	enter(t, s, start, Request{ID: "now"}, candidates("w", 6000, 0, nil))
+	s.Pass(start)
+	for i := range 4 {
+		enter(t, s, start, Request{ID: fmt.Sprint(i)}, candidates("w", 2000, 0, nil))
+	}
+	s.Pass(start)
+	line := s.Line(start)
+	for i, x := range line {
+		if want := time.Duration(6060+2020*i-150) * ms; x.Wait.Round(10*ms) != want.Round(10*ms) || x.TTFT.Round(10*ms) != (want+2170*ms).Round(10*ms) || x.Why != HoldQueue || x.Ahead != i {
+			t.Errorf("%+v, want a wait of %v", x, want)
+		}
+	}
+	running := "now"
+	for i := range 4 {
+		wake := start.Add(line[i].Wait + ms)
+		expect(t, "not before", pass(s, wake.Add(-5*ms)), "")
+		expect(t, "in its turn", pass(s, wake), fmt.Sprint(i, "@w"))
+		s.FirstToken(wake.Add(149*ms), running, time.Second)
+		running = fmt.Sprint(i)
+	}
+}
+
+// A request that enters again keeps its age.
+func TestArrivedBefore(t *testing.T) {
+	s := newScheduler(t, Settings{})
+	enter(t, s, start, Request{ID: "now"}, candidates("w", 6000, 0, nil))
+	s.Pass(start)
+	enter(t, s, at(2*time.Second), Request{ID: "new"}, candidates("w", 100, 0, nil))
+	enter(t, s, at(3*time.Second), Request{ID: "old", Arrived: at(time.Second)}, candidates("w", 100, 0, nil))
+	s.Pass(at(3 * time.Second))
+	line := s.Line(at(3 * time.Second))
+	if line[0].ID != "old" || !line[0].Since.Equal(at(time.Second)) {
+		t.Errorf("got %+v", line)
+	}
+}

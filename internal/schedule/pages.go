@@ -20,7 +20,7 @@ type pages struct {
 	bias float64
 }
 
-// Constants of page accounting, from docs/decisions/0010.
+// Constants of page accounting, from docs/decisions/0011.
 const (
 	maxKVWait  = 60  // s; also the wait when no end in sight frees enough
 	exitSlack  = 1.1 // decode steps are taken to be slower by this

@@ -416,28 +416,37 @@ func (x *waiter) tie(i int) kvhash.Hash {
 	return p.tie
 }
 
-// predict is how much longer a request will wait in line: the prefills before
-// it at its best worker, or its place times the pace of the line.
+// before is who goes to a worker before a request: how many, and their prefills.
+type before struct {
+	n    int
+	work float64
+}
+
+// waitBehind is how long a request waits in line behind those: for their
+// prefills, and at the pace at which the worker took requests of late.
+func (s *Scheduler) waitBehind(t float64, p *pair, v *view, b before) float64 {
+	pace := 0.0
+	if g := &p.w.pace; g.n > 0 && t-g.last < maxGap {
+		pace = float64(b.n) * g.value
+	}
+	return max(v.queue-s.horizon+b.work, pace, s.kvWait(t, p.w, p.need), 0)
+}
+
+// predict is how much longer a request will wait in line.
 func (s *Scheduler) predict(t float64, x *waiter) float64 {
 	if x.best < 0 {
 		return 0
 	}
-	p, c := &x.p[x.best], &x.c[x.best]
-	v := s.fit(t, p, c)
-	queue := v.queue - s.horizon
-	n := 0
+	p := &x.p[x.best]
+	v := s.fit(t, p, &x.c[x.best])
+	var b before
 	for _, y := range s.waiters {
-		if y == x || y.rank > x.rank || y.key > x.key || y.best < 0 || y.p[y.best].w != p.w {
-			continue
+		if y != x && y.best >= 0 && y.p[y.best].w == p.w && compare(y, x) < 0 {
+			b.n++
+			b.work += y.work
 		}
-		n++
-		queue += y.work
 	}
-	pace := 0.0
-	if g := &p.w.pace; g.n > 0 && t-g.last < maxGap {
-		pace = float64(n) * g.value
-	}
-	return max(queue, pace, s.kvWait(t, p.w, p.need), 0)
+	return s.waitBehind(t, p, v, b)
 }
 
 // Wake is when a Pass may find something to dispatch though nothing has

@@ -28,7 +28,7 @@ const (
 	// token.
 	PredictedTTFT = "predictedttft"
 	// K2 holds requests in line until their best worker can begin soon, and
-	// counts what each prefill costs others (docs/decisions/0010). It is the
+	// counts what each prefill costs others (docs/decisions/0011). It is the
 	// default.
 	K2 = "k2"
 )

@@ -59,7 +59,7 @@ const (
 	maxTold = 64
 	// maxRemoteAge is the age in seconds from which what was routed elsewhere is
 	// left to the gauges: told a second late, it is worse than not told at all
-	// (docs/decisions/0010).
+	// (docs/decisions/0011).
 	maxRemoteAge = 0.3
 	// lostRemote is the time in seconds without news of another router's request
 	// after which the gauges decide whether it is still there.

@@ -61,6 +61,9 @@ type Request struct {
 	Weight float64
 	// Objective of the choice among workers.
 	Objective Objective
+	// Arrived is when the request came, where that was before it entered the
+	// line: its age counts from then. Zero means when it enters.
+	Arrived time.Time
 }
 
 // Candidate is a worker that could serve the request, with the prompt as that

@@ -112,7 +112,7 @@ const (
 	fadeHalf  = 600   // s; its half-life from then on (own choices)
 	oddUsage  = 0.8   // share of pages in use from which a slow sample is odd
 	oddSample = 0.35  // log units above what is known
-	oddRow    = 8     // in a row are believed (docs/decisions/0010)
+	oddRow    = 8     // in a row are believed (docs/decisions/0011)
 	reuseMin  = 0.9   // above this the missing hits are evictions, not a broken cache (own choice)
 )
 
