@@ -534,7 +534,7 @@ func TestPredictedWaits(t *testing.T) {
 		wake := start.Add(line[i].Wait + ms)
 		expect(t, "not before", pass(s, wake.Add(-5*ms)), "")
 		expect(t, "in its turn", pass(s, wake), fmt.Sprint(i, "@w"))
-		s.FirstToken(wake.Add(149*ms), running, time.Second)
+		s.FirstToken(wake.Add(149*ms), running, 6060*ms)
 		running = fmt.Sprint(i)
 	}
 }
