@@ -106,7 +106,8 @@ func (s *Source) follow(ctx context.Context, w *fsnotify.Watcher, log *slog.Logg
 		case <-w.Events:
 			due.Reset(settle)
 			continue
-		case _ = <-w.Errors: // such as changes that were too many to tell
+		case err := <-w.Errors: // such as changes that were too many to tell
+			log.Warn("a change of certificates may have been missed: they are read again", "err", err)
 			due.Reset(settle)
 			continue
 		case <-due.C:

@@ -64,7 +64,7 @@ type Config struct {
 	// and ends.
 	Rebuild bool
 	// Copies back the ledger up, or restore it, and end.
-	Copies
+	Copies Copies
 }
 
 // Service is the accounting service.

@@ -202,7 +202,7 @@ func TestRefused(t *testing.T) {
 		{"global.tls.enable=true", "enable"},
 		{"global.tls.certManager.kind=Issuers", "kind"},
 		{"ingress.autoscaling.keda.treshold=3", "treshold"},
-		{"global.redis.embeded=true", "embeded"},
+		{"global.redis.embed=true", "embed"},
 		{"classifier.logLevel=loud", "logLevel"},
 		// Combinations, by the templates.
 		{"limiter.replicas=2", "limiter.redis.addrs is needed"},
