@@ -213,7 +213,7 @@ func (v *server) serve(ctx context.Context, l net.Listener) error {
 	var conns atomic.Uint64
 	srv := &http.Server{
 		Handler:        v,
-		MaxHeaderBytes: v.MaxHeader, ReadHeaderTimeout: min(v.BodyTimeout, 10*time.Second),
+		MaxHeaderBytes: v.MaxHeader, ReadHeaderTimeout: min(v.BodyTimeout+time.Second, 10*time.Second),
 		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: v.MaxConnectionStreams},
 		BaseContext: func(net.Listener) context.Context { return requests },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {

@@ -165,7 +165,7 @@ func runOverhead(ctx context.Context, o overheadOptions) ([]overhead.Result, []o
 			return nil, nil, fmt.Errorf("start %s: %w", name, err)
 		}
 		closers = append(closers, stop)
-		options.Paths = append(options.Paths, overhead.Path{Name: name, URL: address})
+		options.Paths = append(options.Paths, overhead.Path{Name: name, URL: address, Other: true})
 	}
 	results, err := overhead.Run(ctx, options)
 	for _, r := range results {
