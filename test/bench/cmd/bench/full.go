@@ -90,65 +90,11 @@ func section(heading, about string, t plot.Table) string {
 	return fmt.Sprintf("## %s\n\n%s\n\n%s", heading, about, t.Markdown())
 }
 
+// routing makes both pages about routing.
 func (p *publisher) routing(seeds int) ([]report.Row, error) {
-	published, err := scenariosOf("S0,S0s,S1,S2")
-	if err != nil {
-		return nil, err
-	}
-	caps, err := scenariosOf("S1cap,S2cap")
-	if err != nil {
-		return nil, err
-	}
 	r := virtual.NewRunner()
-	var cells []virtual.Cell
-	for _, sc := range published {
-		more, err := r.Cells([]virtual.Case{{Name: sc.Name, Title: sc.Title, Scenario: sc}}, virtual.Policies, seedsOf(seeds, false))
-		if err != nil {
-			return nil, err
-		}
-		cells = append(cells, more...)
-	}
-	policies := slices.Concat(virtual.Policies[:len(virtual.Policies)-1], []string{"consistenthash", "llmd", "dynamo", "sglang", virtual.Kinference})
-	few := max(seeds/3, 1)
-	sweep, err := r.Sweep(caps, policies, virtual.SweepStreams, seedsOf(few, false))
+	cells, sweep, err := p.published(r, seeds)
 	if err != nil {
-		return nil, err
-	}
-	over, err := overload(r, policies, seedsOf(few, false))
-	if err != nil {
-		return nil, err
-	}
-	fmt.Fprintf(p.out, "\nRouting in virtual time, means of %d held-out seeds\n%s", seeds, report.RoutingTable(cells).Text(textStyle()))
-	fmt.Fprintf(p.out, "\nThroughput (requests/s) by number of streams\n%s\n%s", report.CapacityTable(sweep).Text(textStyle()), report.KeptTable(over).Text(textStyle()))
-	fmt.Fprint(p.out, "\n", report.LatencyBars(cells, "S0", "S1", "S2").Text(textStyle()))
-
-	var parts []string
-	for _, pl := range []struct {
-		name, alt string
-		svg       []byte
-	}{
-		{"ttft_p50.svg", "Median time to first token by scenario and policy", report.LatencyBars(cells, "S0", "S1", "S2").SVG()},
-		{"ttft_p99.svg", "99th percentile of time to first token", report.TailBars(cells, "S0", "S1", "S2").SVG()},
-		{"capacity_s1.svg", "Throughput by load, shared prefix", report.CapacityLines(chosen(sweep), "S1cap").SVG()},
-		{"capacity_s2.svg", "Throughput by load, multi-turn", report.CapacityLines(chosen(sweep), "S2cap").SVG()},
-	} {
-		md, err := p.plot(pl.name, pl.alt, pl.svg)
-		if err != nil {
-			return nil, err
-		}
-		parts = append(parts, md)
-	}
-	parts = []string{
-		"Every scenario with every policy, and every loss: [routing2.md](routing2.md).\n",
-		section("Published scenarios", fmt.Sprintf("Means of %d held-out seeds. The last three columns compare with random per request. `random` and `connection` are a Kubernetes Service: kube-proxy picks per request, or per connection where clients keep them alive.", seeds), report.RoutingTable(cells)),
-		parts[0], parts[1],
-		section("Spread over the seeds", "Seconds; the last two columns are medians over the seeds of the difference to random with the same seed.", report.SpreadTable(cells)),
-		section("Throughput by load", fmt.Sprintf("Requests/s by number of streams, answers of 64 tokens; means of %d held-out seeds. The last column compares the peaks with that of random.", few), report.CapacityTable(sweep)),
-		parts[2], parts[3],
-		section("Beyond saturation", fmt.Sprintf("S1 with answers of 210 tokens at %d to %d streams, which is S1over: what each policy keeps of its own peak. Means of %d held-out seeds.", sweepOver[0], sweepOver[len(sweepOver)-1], few), report.KeptTable(over)),
-		report.CapacityTable(over).Markdown(),
-	}
-	if err := p.page("routing.md", "Routing in virtual time", "kinbench full --only routing --docs docs/benchmarks", parts...); err != nil {
 		return nil, err
 	}
 	o := routingOptions{seeds: max(seeds/2, 1)}
@@ -166,6 +112,66 @@ func (p *publisher) routing(seeds int) ([]report.Row, error) {
 		return rows, nil
 	}
 	return rows, p.cases(o, all, seedsOf(o.seeds, false))
+}
+
+// published makes the page with the product's table and the sweeps.
+func (p *publisher) published(r *virtual.Runner, seeds int) (cells []virtual.Cell, sweep []virtual.Capacity, err error) {
+	published, err := scenariosOf("S0,S0s,S1,S2")
+	if err != nil {
+		return nil, nil, err
+	}
+	caps, err := scenariosOf("S1cap,S2cap")
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, sc := range published {
+		more, err := r.Cells([]virtual.Case{{Name: sc.Name, Title: sc.Title, Scenario: sc}}, virtual.Policies, seedsOf(seeds, false))
+		if err != nil {
+			return nil, nil, err
+		}
+		cells = append(cells, more...)
+	}
+	policies := slices.Concat(virtual.Policies[:len(virtual.Policies)-1], []string{"consistenthash", "llmd", "dynamo", "sglang", virtual.Kinference})
+	few := max(seeds/3, 1)
+	sweep, err = r.Sweep(caps, policies, virtual.SweepStreams, seedsOf(few, false))
+	if err != nil {
+		return nil, nil, err
+	}
+	over, err := overload(r, policies, seedsOf(few, false))
+	if err != nil {
+		return nil, nil, err
+	}
+	fmt.Fprintf(p.out, "\nRouting in virtual time, means of %d held-out seeds\n%s", seeds, report.RoutingTable(cells).Text(textStyle()))
+	fmt.Fprintf(p.out, "\nThroughput (requests/s) by number of streams\n%s\n%s", report.CapacityTable(sweep).Text(textStyle()), report.KeptTable(over).Text(textStyle()))
+	fmt.Fprint(p.out, "\n", report.LatencyBars(cells, "S0", "S1", "S2").Text(textStyle()))
+
+	var parts []string
+	for _, pl := range []struct {
+		name, alt string
+		svg       []byte
+	}{
+		{"ttft_p50.svg", "Median time to first token by scenario and policy", report.LatencyBars(cells, "S0", "S1", "S2").SVG()},
+		{"ttft_p99.svg", "99th percentile of time to first token", report.TailBars(cells, "S0", "S1", "S2").SVG()},
+		{"capacity_s1.svg", "Throughput by load, shared prefix", report.CapacityLines(chosen(sweep), "S1cap").SVG()},
+		{"capacity_s2.svg", "Throughput by load, multi-turn", report.CapacityLines(chosen(sweep), "S2cap").SVG()},
+	} {
+		md, err := p.plot(pl.name, pl.alt, pl.svg)
+		if err != nil {
+			return nil, nil, err
+		}
+		parts = append(parts, md)
+	}
+	parts = []string{
+		"Every scenario with every policy, and every loss: [routing2.md](routing2.md).\n",
+		section("Published scenarios", fmt.Sprintf("Means of %d held-out seeds. The last three columns compare with random per request. `random` and `connection` are a Kubernetes Service: kube-proxy picks per request, or per connection where clients keep them alive.", seeds), report.RoutingTable(cells)),
+		parts[0], parts[1],
+		section("Spread over the seeds", "Seconds; the last two columns are medians over the seeds of the difference to random with the same seed.", report.SpreadTable(cells)),
+		section("Throughput by load", fmt.Sprintf("Requests/s by number of streams, answers of 64 tokens; means of %d held-out seeds. The last column compares the peaks with that of random.", few), report.CapacityTable(sweep)),
+		parts[2], parts[3],
+		section("Beyond saturation", fmt.Sprintf("S1 with answers of 210 tokens at %d to %d streams, which is S1over: what each policy keeps of its own peak. Means of %d held-out seeds.", sweepOver[0], sweepOver[len(sweepOver)-1], few), report.KeptTable(over)),
+		report.CapacityTable(over).Markdown(),
+	}
+	return cells, sweep, p.page("routing.md", "Routing in virtual time", "kinbench full --only routing --docs docs/benchmarks", parts...)
 }
 
 // chosen are the curves that one plot can show.
