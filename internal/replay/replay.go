@@ -123,6 +123,9 @@ func (r *Replayer) Decision(d *adminv1.Decision) (out Result, ok bool) {
 	q := r.request(m, d, &out.Lacks)
 	list := r.endpoints(m, d, q, &out.Lacks)
 	v := evaluate(m, q, list, ranking(d, list, &out.Lacks))
+	if d.Refused != "" && (v.Action == policy.Unavailable || v.Action == policy.Queue) {
+		v.Action = policy.Saturated // there were workers: it may come back
+	}
 	out.Before, out.After = before(d), after(&v, list)
 	for _, i := range v.Order {
 		out.Order = append(out.Order, list[i].ID)

@@ -43,7 +43,7 @@ func (x *routing) recorded() *decisions.Record {
 		r.Held, r.Ahead = string(x.dispatch.Why), x.dispatch.Ahead
 	}
 	if x.refusal != nil {
-		r.Reason = x.refusal.Error()
+		r.Reason, r.Refused = x.refusal.Error(), x.refusal.Reason
 	}
 	if !x.model.Policies.Empty() || x.refusal != nil {
 		r.Verdict = x.verdictOf(&x.verdict)
@@ -80,7 +80,7 @@ func (x *routing) recorded() *decisions.Record {
 func (x *routing) candidate(i int) decisions.Candidate {
 	e, p := &x.endpoints[i], &x.seen[i]
 	c := decisions.Candidate{
-		Worker: e.ID, Index: int32(i), Unfit: e.Dropped, Verdict: x.verdict.Verdicts[i], Ignored: x.verdict.Action == policy.Reject,
+		Worker: e.ID, Index: int32(i), Unfit: p.Unfit, Verdict: x.verdict.Verdicts[i], Ignored: x.verdict.Action == policy.Reject,
 		TTFT: p.TTFT, E2E: p.E2E, Cost: p.Cost, Labels: p.Labels, Fresh: e.Fresh, Mean30s: e.State.Mean30s, Held: e.State.Held,
 	}
 	if e.Provider != nil {

@@ -30,8 +30,10 @@ type Record struct {
 	Decided                        time.Time
 	// Waited is the time in line, Held what held it last there, and Ahead how many
 	// were before it.
-	Waited         time.Duration
-	Held           string
+	Waited time.Duration
+	Held   string
+	// Refused is why the line did not take it, or not keep it.
+	Refused        string
 	Ahead          int
 	CatalogVersion uint64
 	// Policy is the scheduling policy, Reason says why the first is first.

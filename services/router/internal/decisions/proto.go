@@ -24,7 +24,7 @@ func (r *Record) Proto() *adminv1.Decision {
 		RequestId: r.RequestID, Model: r.Model, Tenant: r.Tenant, Pool: r.Pool, Format: Format,
 		DecidedUnixNanos: r.Decided.UnixNano(), CatalogVersion: r.CatalogVersion, TimeScale: r.TimeScale,
 		Policy: r.Policy, Reason: r.Reason, ServedBy: r.servedBy, Request: r.Request,
-		Chosen: r.Chosen, Verdict: r.Verdict, Shadow: r.Shadow,
+		Refused: r.Refused, Chosen: r.Chosen, Verdict: r.Verdict, Shadow: r.Shadow,
 		OmittedCandidates: uint32(r.OmittedCandidates), OmittedDropped: uint32(r.OmittedDropped),
 		ActualCachedTokens: known(r.cached), ActualPromptTokens: known(r.prompt), ActualOutputTokens: known(r.output),
 	}

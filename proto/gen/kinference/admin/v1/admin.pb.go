@@ -3092,7 +3092,11 @@ type Decision struct {
 	// Why it waited, as in QueuedRequest; the last reason is the last one here.
 	Held []string `protobuf:"bytes,27,rep,name=held,proto3" json:"held,omitempty"`
 	// Requests that were before it in the order then.
-	Ahead         uint32 `protobuf:"varint,28,opt,name=ahead,proto3" json:"ahead,omitempty"`
+	Ahead uint32 `protobuf:"varint,28,opt,name=ahead,proto3" json:"ahead,omitempty"`
+	// Why the queue did not take it, or not keep it: full, bytes (of memory), long (the
+	// wait is predicted to be too long), timeout (it was). Workers that could have
+	// served it then count as unfit.
+	Refused       string `protobuf:"bytes,29,opt,name=refused,proto3" json:"refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3321,6 +3325,13 @@ func (x *Decision) GetAhead() uint32 {
 		return x.Ahead
 	}
 	return 0
+}
+
+func (x *Decision) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
 }
 
 // Threshold is one on the mean of a load. What was above it counts so until the
@@ -4231,7 +4242,8 @@ const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"\x05whole\x18\x05 \x01(\bR\x05whole\x12#\n" +
 	"\rprompt_tokens\x18\x06 \x01(\rR\fpromptTokens\"M\n" +
 	"\x10EvaluateResponse\x129\n" +
-	"\bdecision\x18\x01 \x01(\v2\x1d.kinference.admin.v1.DecisionR\bdecision\"\xf1\t\n" +
+	"\bdecision\x18\x01 \x01(\v2\x1d.kinference.admin.v1.DecisionR\bdecision\"\x8b\n" +
+	"\n" +
 	"\bDecision\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
@@ -4269,7 +4281,8 @@ const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"thresholds\x18\x1a \x03(\v2\x1e.kinference.admin.v1.ThresholdR\n" +
 	"thresholds\x12\x12\n" +
 	"\x04held\x18\x1b \x03(\tR\x04held\x12\x14\n" +
-	"\x05ahead\x18\x1c \x01(\rR\x05aheadB\x17\n" +
+	"\x05ahead\x18\x1c \x01(\rR\x05ahead\x12\x18\n" +
+	"\arefused\x18\x1d \x01(\tR\arefusedB\x17\n" +
 	"\x15_actual_cached_tokensB\x17\n" +
 	"\x15_actual_prompt_tokensB\x17\n" +
 	"\x15_actual_output_tokensB\n" +
