@@ -64,7 +64,15 @@ type Endpoint struct {
 // Endpoints returns all endpoints that the request could have to do with,
 // candidates and dropped ones.
 func Endpoints(now time.Time, r Request, states States, providers Providers) []Endpoint {
-	var out []Endpoint
+	n := 0
+	for i := range r.Model.Targets {
+		if p := r.Model.Targets[i].Profile; p != nil {
+			n += len(p.Set.Workers) * p.Set.Ranks
+		} else {
+			n++
+		}
+	}
+	out := make([]Endpoint, 0, n)
 	for i := range r.Model.Targets {
 		t := &r.Model.Targets[i]
 		if t.Provider != nil {
