@@ -269,7 +269,7 @@ func (p *publisher) cases(o routingOptions, cells []virtual.Cell, seeds []uint64
 	for _, g := range virtual.Groups() {
 		parts = append(parts, section(g.Title, g.About, report.CaseTable(cells, who, g.Cases...)))
 	}
-	parts = append(parts, section("Predictions", "How far the TTFT that `"+who+"` predicted when it sent a request to a worker was from what came.", report.ErrorTable(cells, who, names...)))
+	parts = append(parts, section("Predictions", "How far the TTFT that `"+who+"` predicted when it sent a request to a worker was from what came; time in line is part of both. `S2m err` has wrong predictions by design.", report.ErrorTable(cells, who, names...)))
 	return p.page("routing2.md", "Routing: every scenario and policy", o.command(), parts...)
 }
 

@@ -37,11 +37,19 @@ func (o *wallOptions) flags(fs *flag.FlagSet) {
 func wallCommand(ctx context.Context, fs *flag.FlagSet, args []string, out io.Writer) error {
 	var o wallOptions
 	o.flags(fs)
+	docs := fs.String("docs", "", "folder for wall-load.md; empty: it is not written")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
 	pairs, err := runWall(ctx, o, out)
 	if err != nil {
+		return err
+	}
+	about := fmt.Sprintf("%d requests after a warm-up of %d or one for each stream, seed %d, real text over HTTP to three simulated workers at %g times real time, through ingress, router, kvtracker, relay and NATS in one process. "+
+		"Seconds are simulated ones; virtual time ran the same requests. Light tenants have a path of their own, which says who they are.", o.count, o.warm, o.seed, o.scale)
+	p := &publisher{docs: *docs, out: out}
+	command := fmt.Sprintf("kinbench wall -scenarios %s -policies %s -scale %g -warm %d -count %d -docs docs/benchmarks", o.scenarios, o.policies, o.scale, o.warm, o.count)
+	if err := p.page("wall-load.md", "The real stack in wall time, under load", command, section("Beside virtual time", about, report.WallTable(pairs, o.scale))); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "%s\nThrough HTTP at %g times real time (wall, in simulated seconds) and in virtual time; seed %d, %d requests after %d\n%s",
