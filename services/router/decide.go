@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -64,7 +65,7 @@ func (s *server) route(ctx context.Context, req *routerv1.RouteRequest) (*router
 func (s *server) newRouting(ctx context.Context, req *routerv1.RouteRequest) (x *routing, outcome string, err error) {
 	version, _ := s.catalog.Current()
 	if version == nil {
-		return nil, "no_catalog", rpc.Error(connect.CodeUnavailable, "the resources are not loaded yet", retryDelay)
+		return nil, "no_catalog", rpc.Error(connect.CodeUnavailable, "the resources are not loaded yet", 0)
 	}
 	model := version.Plan.Model(req.Pool, req.Model)
 	if model == nil {
@@ -128,10 +129,17 @@ func requestOf(req *routerv1.RouteRequest) (policy.Request, error) {
 
 // workersFirst puts the workers that could serve before all others.
 func workersFirst(all []evaluate.Endpoint) (sorted []evaluate.Endpoint, live int) {
+	serves := func(e *evaluate.Endpoint) bool { return e.Worker != nil && e.Dropped == "" }
+	for live < len(all) && serves(&all[live]) {
+		live++
+	}
+	if !slices.ContainsFunc(all[live:], func(e evaluate.Endpoint) bool { return serves(&e) }) {
+		return all, live // they are sorted, as nearly always
+	}
 	sorted = make([]evaluate.Endpoint, 0, len(all))
 	for _, first := range [...]bool{true, false} {
 		for i := range all {
-			if e := &all[i]; (e.Worker != nil && e.Dropped == "") == first {
+			if e := &all[i]; serves(e) == first {
 				sorted = append(sorted, *e)
 			}
 		}

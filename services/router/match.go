@@ -74,7 +74,7 @@ type found struct {
 // relay is away or that the index cannot know or is wrong about, the router's own
 // memory of what it routed stands in.
 func (s *server) match(ctx context.Context, prompts map[string]*prompt, live []evaluate.Endpoint) *found {
-	f := &found{held: map[holding]overlap{}, asked: map[string]bool{}, own: map[holding]*overlap{}, others: map[holding]int{}}
+	f := &found{held: make(map[holding]overlap, len(live)), asked: map[string]bool{}, own: map[holding]*overlap{}, others: map[holding]int{}}
 	var queries []*kvtrackerv1.Query
 	var exact []*prompt
 	asked := map[*resources.Profile]bool{}
