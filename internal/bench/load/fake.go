@@ -36,7 +36,7 @@ func (f *Fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4")
 		label := fmt.Sprintf(`{engine="0",model_name=%q}`, f.Model)
 		fmt.Fprintf(w, "vllm:num_requests_running%s 0\nvllm:num_requests_waiting%s 0\nvllm:kv_cache_usage_perc%s 0\n", label, label, label)
-		fmt.Fprintf(w, "vllm:cache_config_info{block_size=\"%d\",engine=\"0\",num_gpu_blocks=\"100000\"} 1\n", f.BlockSize)
+		fmt.Fprintf(w, "vllm:cache_config_info{block_size=\"%d\",engine=\"0\",num_gpu_blocks=\"100000000\"} 1\n", f.BlockSize)
 	case "/version":
 		_, _ = io.WriteString(w, `{"version":"0.24.0"}`)
 	default: // /health, /ping

@@ -58,26 +58,31 @@ func (t *tail) String() string {
 var readyTimeout = 30 * time.Second
 
 // Start starts all services in front of what write describes, and
-// returns once a request gets through. scale is the fleet's time scale.
-func Start(ctx context.Context, scale float64, seed uint64, write func(dir string) error) (*Control, error) {
+// returns once a request gets through. scale is the fleet's time scale. changes may set other
+// options of the services.
+func Start(ctx context.Context, scale float64, seed uint64, write func(dir string) error, changes ...func(*stack.Options)) (*Control, error) {
 	dir, err := os.MkdirTemp("", "kinference-bench-")
 	if err != nil {
 		return nil, err
 	}
 	c := &Control{dir: dir}
 	ctx, c.cancel = context.WithCancel(ctx)
-	if err := c.start(ctx, scale, seed, write); err != nil {
+	if err := c.start(ctx, scale, seed, write, changes); err != nil {
 		_ = c.Stop()
 		return nil, fmt.Errorf("%w\n%s", err, &c.log)
 	}
 	return c, nil
 }
 
-func (c *Control) start(ctx context.Context, scale float64, seed uint64, write func(dir string) error) (err error) {
+func (c *Control) start(ctx context.Context, scale float64, seed uint64, write func(dir string) error, changes []func(*stack.Options)) (err error) {
 	if err = write(c.dir); err != nil {
 		return err
 	}
-	if c.stack, err = stack.Start(ctx, stack.Options{ConfigDir: c.dir, Seed: seed, TimeScale: scale, DrainTimeout: time.Second, Output: &c.log, LogLevel: slog.LevelWarn}); err != nil {
+	options := stack.Options{ConfigDir: c.dir, Seed: seed, TimeScale: scale, DrainTimeout: time.Second, Output: &c.log, LogLevel: slog.LevelWarn}
+	for _, change := range changes {
+		change(&options)
+	}
+	if c.stack, err = stack.Start(ctx, options); err != nil {
 		return err
 	}
 	c.URL = c.stack.URL()

@@ -18,12 +18,14 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kinference/kinference/cmd/stack"
 	"github.com/kinference/kinference/internal/bench/load"
 	"github.com/kinference/kinference/internal/bench/overhead"
 	"github.com/kinference/kinference/internal/bench/report"
 	"github.com/kinference/kinference/internal/bench/virtual"
 	"github.com/kinference/kinference/internal/bench/wall"
 	"github.com/kinference/kinference/internal/fleetsim/engine"
+	"github.com/kinference/kinference/internal/schedule"
 	"github.com/kinference/kinference/test/bench/control"
 )
 
@@ -145,6 +147,10 @@ func runOverhead(ctx context.Context, o overheadOptions) ([]overhead.Result, []o
 	}
 	c, err := control.Start(ctx, 1, 1, func(dir string) error {
 		return wall.WriteConfig(dir, wall.Model, []wall.Endpoint{{Name: "fake", Address: upstream}}, 250*time.Millisecond)
+	}, func(o *stack.Options) {
+		// The default lets requests wait until a worker can begin, and no real one
+		// begins with 512 prompts of 75,000 tokens as this one does.
+		o.Policy = schedule.PredictedTTFT
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("start the gateway: %w", err)
