@@ -13,7 +13,7 @@ func TestNew(t *testing.T) {
 	v := catalog.New(&routerv1.Catalog{
 		Version: 7,
 		Models: []*routerv1.Model{
-			{Name: "z", Root: "z", Profiles: []string{"p", "gone"}, MaxModelLen: 100},
+			{Name: "z", Root: "z", Profiles: []string{"p", "gone"}, MaxModelLen: 100, Ready: true},
 			{Name: "a", Root: "z", Profiles: []string{"l"}, Considered: []string{"p", "gone"}, External: true, ReadsTags: true},
 			{Name: "lonely"},
 		},
@@ -30,9 +30,9 @@ func TestNew(t *testing.T) {
 	}
 	l := &catalog.Profile{ID: "l", Set: "n/none", UpstreamModel: "a", LoRA: "a"}
 	want := []*catalog.Model{
-		{Name: "a", Root: "z", Adapter: true, Profiles: []*catalog.Profile{l}, Considered: []*catalog.Profile{l, p}, External: true, ReadsTags: true},
+		{Name: "a", Root: "z", Adapter: true, Profiles: []*catalog.Profile{l}, Considered: []*catalog.Profile{l, p}, External: true, Ready: true, ReadsTags: true},
 		{Name: "lonely"},
-		{Name: "z", Root: "z", MaxModelLen: 100, Profiles: []*catalog.Profile{p}, Considered: []*catalog.Profile{p}},
+		{Name: "z", Root: "z", MaxModelLen: 100, Ready: true, Profiles: []*catalog.Profile{p}, Considered: []*catalog.Profile{p}},
 	}
 	if diff := cmp.Diff(want, v.Models); diff != "" || v.Version != 7 {
 		t.Errorf("version %d %s", v.Version, diff)
