@@ -59,7 +59,8 @@ func (x *routing) wait() (outcome string, err error) {
 	case err == nil:
 		x.at = x.now()
 	case errors.As(err, &x.refusal) && x.refusal.Reason == line.Stopped:
-		return "stopped", rpc.Error(connect.CodeUnavailable, "the router stops", x.refusal.RetryAfter)
+		// Without a time to come back: ingress asks another router at once.
+		return "stopped", rpc.Error(connect.CodeUnavailable, "the router stops", 0)
 	case x.refusal != nil:
 		x.decide() // without workers
 	}
