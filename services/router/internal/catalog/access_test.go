@@ -24,7 +24,7 @@ spec: { endpoints: [ { name: e, address: "127.0.0.1:9" } ], models: [ { name: m,
 apiVersion: kinference.buoyant.io/v1alpha1
 kind: InferenceWorkerSet
 metadata: { name: large, namespace: a }
-spec: { endpoints: [ { name: f, address: "127.0.0.1:9" } ], models: [ { name: big, aliases: [ both ] } ] }
+spec: { endpoints: [ { name: f, address: "127.0.0.1:9" } ], models: [ { name: big, aliases: [ both ] } ], accelerator: { class: H100 }, maxBatchedTokens: 4096 }
 ---
 apiVersion: kinference.buoyant.io/v1alpha1
 kind: InferencePool
@@ -152,6 +152,7 @@ func TestAccess(t *testing.T) {
 			Limits: []*routerv1.Limit{{Name: "long", Per: []routerv1.LimitScope{tenant}, OnUnavailable: local, Quantity: &routerv1.Limit_Requests{Requests: 1},
 				Window: durationpb.New(time.Second), Burst: durationpb.New(time.Second)}},
 		}},
+		WorkerSets: []*routerv1.WorkerSet{{Name: "a/large", Accelerator: "h100", MaxBatchedTokens: 4096}, {Name: "a/small"}},
 	}
 	if len(got.LimitPolicies) == 1 && !strings.Contains(got.LimitPolicies[0].SpecJson, `"matches":[{"model":"big","promptTokens":{"greaterThan":10}}]`) {
 		t.Errorf("spec %s", got.LimitPolicies[0].SpecJson)
