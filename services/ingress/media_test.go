@@ -29,7 +29,7 @@ func TestMediaPolicy(t *testing.T) {
 	anywhere.lookup = lookup
 	for _, tt := range []struct {
 		url             string
-		some, anywhere_ bool
+		some, wide bool
 	}{
 		{"https://pics.example.com/a.png", true, true},
 		{"https://eu.pics.example.com:443/a.png?x=1#y", true, true},
@@ -66,7 +66,7 @@ func TestMediaPolicy(t *testing.T) {
 		for name, c := range map[string]struct {
 			m    *media
 			want bool
-		}{"none": {&none, false}, "some": {&some, tt.some}, "any": {&anywhere, tt.anywhere_}} {
+		}{"none": {&none, false}, "some": {&some, tt.some}, "any": {&anywhere, tt.wide}} {
 			if got := c.m.takes(t.Context(), tt.url); got != c.want {
 				t.Errorf("%s: %.80q: got %v", name, tt.url, got)
 			}
