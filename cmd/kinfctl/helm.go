@@ -53,7 +53,7 @@ func (c *cluster) valueFlags(cmd *cobra.Command) {
 }
 
 // unpacked are the embedded charts in a folder, with the dependencies in place.
-func (c *cluster) unpacked(ctx context.Context) (dir string, remove func(), err error) {
+func (c *cluster) unpacked() (dir string, remove func(), err error) {
 	dir, err = os.MkdirTemp("", "kinference-charts-")
 	if err != nil {
 		return "", nil, fmt.Errorf("unpack charts: %w", err)

@@ -35,7 +35,7 @@ given anew. With --dry-run the manifests are written instead, and no cluster is 
 	cmd.Flags().StringVar(&timeout, "timeout", "5m", "how long to wait")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		ctx, out, log := cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr()
-		dir, remove, err := c.unpacked(ctx)
+		dir, remove, err := c.unpacked()
 		if err != nil {
 			return err
 		}

@@ -114,7 +114,7 @@ func (c *checker) warn(category, name, hint string) {
 // before looks at what an installation with these values needs and does not bring.
 func (c *cluster) before(ctx context.Context) ([]check, error) {
 	var k checker
-	dir, remove, err := c.unpacked(ctx)
+	dir, remove, err := c.unpacked()
 	if err != nil {
 		return nil, err
 	}
