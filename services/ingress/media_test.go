@@ -28,7 +28,7 @@ func TestMediaPolicy(t *testing.T) {
 	none, some, anywhere := newMedia(""), newMedia("pics.example.com, .cdn.example.org"), newMedia("*")
 	anywhere.lookup = lookup
 	for _, tt := range []struct {
-		url             string
+		url        string
 		some, wide bool
 	}{
 		{"https://pics.example.com/a.png", true, true},
