@@ -134,6 +134,9 @@ type Line struct {
 	waiters map[string]*waiter // by the id in the scheduler
 	bytes   int64
 	serial  int
+	// What outlook has found, and when.
+	forecast time.Duration
+	foreseen time.Time
 }
 
 // waiter is one that waits.
@@ -221,8 +224,9 @@ func (l *Line) Sample(now time.Time, worker string, load schedule.Load) {
 
 // Run drives passes until ctx ends; then nobody may wait any more.
 func (l *Line) Run(ctx context.Context) error {
-	timer := time.NewTimer(time.Hour)
+	timer, rest := time.NewTimer(time.Hour), time.NewTimer(time.Hour)
 	defer timer.Stop()
+	defer rest.Stop()
 	for {
 		select {
 		case <-ctx.Done():
@@ -234,8 +238,17 @@ func (l *Line) Run(ctx context.Context) error {
 		l.mu.Lock()
 		now := l.Now()
 		l.pass(now)
-		next := l.next(now)
+		next, took := l.next(now), l.Now().Sub(now)
 		l.mu.Unlock()
+		// A line of thousands takes a while to look through: events that come faster
+		// than that are looked at together, in half of the time at most.
+		if took > soonest {
+			rest.Reset(min(took, again))
+			select {
+			case <-ctx.Done():
+			case <-rest.C:
+			}
+		}
 		timer.Reset(next)
 	}
 }
@@ -447,17 +460,21 @@ func (l *Line) expire(w *waiter) *Refusal {
 }
 
 // outlook is about when there is a place: the median of what those that wait are
-// predicted to wait. The caller holds mu.
+// predicted to wait, looked up once a second at most. The caller holds mu.
 func (l *Line) outlook(now time.Time) time.Duration {
+	if now.Sub(l.foreseen) < time.Second && l.forecast > 0 {
+		return l.forecast
+	}
 	var waits []time.Duration
 	for _, w := range l.scheduler.Line(now) {
 		waits = append(waits, w.Wait)
 	}
 	slices.Sort(waits)
-	if len(waits) == 0 {
-		return time.Second
+	l.forecast, l.foreseen = time.Second, now
+	if len(waits) > 0 {
+		l.forecast = min(max(waits[len(waits)/2], time.Second), maxRetry)
 	}
-	return min(max(waits[len(waits)/2], time.Second), maxRetry)
+	return l.forecast
 }
 
 // interval is the time between two looks of one that waits.
