@@ -195,6 +195,34 @@ func TestClientsLeaveTheLine(t *testing.T) {
 	}
 }
 
+// More requests wait than a connection has streams by default, all from one client.
+func TestManyWaitAtOnce(t *testing.T) {
+	const many = 600
+	l := occupied(t, settings{stack: stack.Options{MaxWait: -1}})
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	var wrong sync.Map
+	for i := range many {
+		wg.Go(func() {
+			if _, err := l.router.Route(ctx, l.long(fmt.Sprint("w", i), fmt.Sprint("t", i%9), "")); connect.CodeOf(err) != connect.CodeCanceled {
+				wrong.Store(i, err)
+			}
+		})
+	}
+	l.eventually("all wait", func() bool { return l.status().GetQueued() == many })
+	if n := len(l.status().GetWaiting()); n != 64 {
+		t.Errorf("%d are listed", n)
+	}
+	cancel()
+	wg.Wait()
+	wrong.Range(func(i, err any) bool {
+		t.Errorf("request %d: %v", i, err)
+		return false // one is enough
+	})
+	l.eventually("none waits", func() bool { return l.status().GetQueued() == 0 })
+	l.serve("first")
+}
+
 // A full line says when to come back, or the policies' next step is taken.
 func TestFullLine(t *testing.T) {
 	l := occupied(t, settings{stack: stack.Options{MaxWaiting: 2}})
