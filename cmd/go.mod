@@ -4,6 +4,7 @@ go 1.26.0
 
 require (
 	connectrpc.com/connect v1.21.1
+	github.com/google/go-cmp v0.7.0
 	github.com/kinference/kinference/api v0.0.0
 	github.com/kinference/kinference/deploy/charts v0.0.0
 	github.com/kinference/kinference/internal v0.0.0
