@@ -1,6 +1,7 @@
 package limit
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -106,8 +107,8 @@ func New(ctx context.Context, s Settings) (*Client, error) {
 	if s.Limiter == nil {
 		return nil, errors.New("limit: no limiter")
 	}
-	s.Timeout, s.TTL, s.LeaseTTL = or(s.Timeout, 50*time.Millisecond), or(s.TTL, 30*time.Second), or(s.LeaseTTL, 3*time.Second)
-	s.QueueLength, s.SpillBytes, s.Holder = or(s.QueueLength, 10_000), or(s.SpillBytes, 64<<20), or(s.Holder, rand.Text())
+	s.Timeout, s.TTL, s.LeaseTTL = cmp.Or(s.Timeout, 50*time.Millisecond), cmp.Or(s.TTL, 30*time.Second), cmp.Or(s.LeaseTTL, 3*time.Second)
+	s.QueueLength, s.SpillBytes, s.Holder = cmp.Or(s.QueueLength, 10_000), cmp.Or(s.SpillBytes, 64<<20), cmp.Or(s.Holder, rand.Text())
 	c := &Client{s: s, log: daemon.Logger(ctx), orgs: map[string]*org{}, fallbacks: map[string]*fallback{},
 		queue: make(chan *settlement, s.QueueLength), closing: make(chan struct{})}
 	c.holders.Store(int64(s.Replicas))
@@ -127,17 +128,10 @@ func New(ctx context.Context, s Settings) (*Client, error) {
 	return c, nil
 }
 
-// or returns v, or d if v is zero.
-func or[T comparable](v, d T) T {
-	var zero T
-	if v == zero {
-		return d
-	}
-	return v
-}
-
 // organisation of a charge.
-func (r *Request) organisation(i int) string { return or(r.Charges[i].Organisation, r.Organisation) }
+func (r *Request) organisation(i int) string {
+	return cmp.Or(r.Charges[i].Organisation, r.Organisation)
+}
 
 func (r *Request) validate() error {
 	if r.Organisation == "" || r.ID == "" {

@@ -1,6 +1,7 @@
 package limit
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/bits"
@@ -133,7 +134,7 @@ func (d *decision) ask(ctx context.Context, groups []group) (granted, retry bool
 			d.refused(g, resp)
 			return false, back && d.returnShare(ctx, g.name), nil
 		}
-		d.res.at = or(resp.GetReservedUnixMicros(), d.res.at)
+		d.res.at = cmp.Or(resp.GetReservedUnixMicros(), d.res.at)
 		d.client.remember(g.name, d.res)
 	}
 	return true, false, nil

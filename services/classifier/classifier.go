@@ -8,6 +8,7 @@
 package classifier
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -107,11 +108,11 @@ func (s *Service) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	l, err := rpc.Listen(s.Listener, or(s.Listen, defaultListen))
+	l, err := rpc.Listen(s.Listener, cmp.Or(s.Listen, defaultListen))
 	if err != nil {
 		return err
 	}
-	srv := &server{c: c, slots: make(chan struct{}, or(s.Concurrency, runtime.GOMAXPROCS(0))), timeout: or(s.Timeout, defaultTimeout)}
+	srv := &server{c: c, slots: make(chan struct{}, cmp.Or(s.Concurrency, runtime.GOMAXPROCS(0))), timeout: cmp.Or(s.Timeout, defaultTimeout)}
 	srv.m = newMetrics(ctx, c)
 	g, ctx := errgroup.WithContext(ctx)
 	if s.ConfigDir != "" {
@@ -130,13 +131,4 @@ func (s *Service) Run(ctx context.Context) error {
 
 func handler(s classifierv1connect.ClassifierServiceHandler, options ...connect.HandlerOption) (string, http.Handler) {
 	return classifierv1connect.NewClassifierServiceHandler(s, append(options, connect.WithCodec(quiet{"json"}), connect.WithCodec(quiet{"json; charset=utf-8"}))...)
-}
-
-// or returns v, or d if v is zero.
-func or[T comparable](v, d T) T {
-	var zero T
-	if v == zero {
-		return d
-	}
-	return v
 }

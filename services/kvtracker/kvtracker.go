@@ -9,6 +9,7 @@
 package kvtracker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -135,7 +136,7 @@ func (c *Config) stream() bus.StreamSettings {
 }
 
 func (c *Config) snapshots() tracker.Snapshots {
-	out := tracker.Snapshots{Name: or(c.Snapshot, defaultSnapshot), Interval: or(c.SnapshotInterval, defaultSnapshots)}
+	out := tracker.Snapshots{Name: cmp.Or(c.Snapshot, defaultSnapshot), Interval: cmp.Or(c.SnapshotInterval, defaultSnapshots)}
 	if s := c.shard(); s.Count > 1 {
 		out.Whole = out.Name
 		out.Name = fmt.Sprintf("%s-%d-of-%d", out.Whole, s.Index, s.Count)
@@ -143,21 +144,12 @@ func (c *Config) snapshots() tracker.Snapshots {
 	return out
 }
 
-// or returns v, or d if v is zero.
-func or[T comparable](v, d T) T {
-	var zero T
-	if v == zero {
-		return d
-	}
-	return v
-}
-
 // Run serves until ctx is done.
 func (s *Service) Run(ctx context.Context) error {
 	if err := s.Validate(); err != nil {
 		return err
 	}
-	conn, err := bus.Connect(ctx, or(s.NATSURL, defaultNATSURL), "kvtracker-"+string(or(s.Mode, ModeTracker)), s.NATS.Options()...)
+	conn, err := bus.Connect(ctx, cmp.Or(s.NATSURL, defaultNATSURL), "kvtracker-"+string(cmp.Or(s.Mode, ModeTracker)), s.NATS.Options()...)
 	if ctx.Err() != nil {
 		return nil
 	}
@@ -168,8 +160,8 @@ func (s *Service) Run(ctx context.Context) error {
 	if s.Mode == ModeRelay {
 		return relay.Run(ctx, relay.Config{
 			Bus:            conn,
-			RouterURL:      or(s.RouterURL, defaultRouterURL),
-			ScrapeInterval: or(s.ScrapeInterval, defaultScrapeInterval),
+			RouterURL:      cmp.Or(s.RouterURL, defaultRouterURL),
+			ScrapeInterval: cmp.Or(s.ScrapeInterval, defaultScrapeInterval),
 			Stream:         s.stream(),
 		})
 	}
@@ -178,7 +170,7 @@ func (s *Service) Run(ctx context.Context) error {
 
 // track is Run of a tracker.
 func (s *Service) track(ctx context.Context, conn *bus.Conn) error {
-	l, err := rpc.Listen(s.Listener, or(s.Listen, defaultListen))
+	l, err := rpc.Listen(s.Listener, cmp.Or(s.Listen, defaultListen))
 	if err != nil {
 		return err
 	}

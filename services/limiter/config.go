@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -92,15 +93,6 @@ func (s *Service) Flags(fs *flag.FlagSet) {
 	fs.Int64Var(&s.MemoryMax, "memory-max", 0, "most buckets, reservations and shares in memory; 0: a million")
 }
 
-// or returns v, or d if v is zero.
-func or[T comparable](v, d T) T {
-	var zero T
-	if v == zero {
-		return d
-	}
-	return v
-}
-
 func (c *Config) addrs() []string {
 	return strings.FieldsFunc(c.RedisAddrs, func(r rune) bool { return r == ',' || r == ' ' })
 }
@@ -113,7 +105,7 @@ func (c *Config) Validate() error {
 			faults = append(faults, fmt.Errorf(format, a...))
 		}
 	}
-	mode := or(c.RedisMode, ModeSingle)
+	mode := cmp.Or(c.RedisMode, ModeSingle)
 	fault(mode != ModeSingle && mode != ModeCluster && mode != ModeSentinel, "redis-mode %q: want single, cluster or sentinel", c.RedisMode)
 	for _, addr := range c.addrs() {
 		_, _, err := net.SplitHostPort(addr)
@@ -145,11 +137,11 @@ func (c *Config) client() (goredis.UniversalClient, error) {
 	if err != nil {
 		return nil, err
 	}
-	timeout := or(c.RedisTimeout, defaultTimeout)
+	timeout := cmp.Or(c.RedisTimeout, defaultTimeout)
 	o := &goredis.UniversalOptions{
 		Addrs: c.addrs(), MasterName: c.RedisMaster, DB: c.RedisDB, Username: c.RedisUser, Password: password, TLSConfig: secure,
 		DialTimeout: timeout, ReadTimeout: timeout, WriteTimeout: timeout, PoolTimeout: timeout,
-		ContextTimeoutEnabled: true, PoolSize: or(c.RedisPool, defaultPool),
+		ContextTimeoutEnabled: true, PoolSize: cmp.Or(c.RedisPool, defaultPool),
 		// The caller repeats what failed, with the same id. Redirections of a
 		// cluster are followed within the timeout.
 		MaxRetries: -1, MaxRedirects: 3, DialerRetries: 1,

@@ -9,6 +9,7 @@
 package limiter
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	_ "time/tzdata" // budgets name time zones, images have none
@@ -38,12 +39,12 @@ func (s *Service) Run(ctx context.Context) error {
 		return err
 	}
 	defer counts.Close()
-	l, err := rpc.Listen(s.Listener, or(s.Listen, defaultListen))
+	l, err := rpc.Listen(s.Listener, cmp.Or(s.Listen, defaultListen))
 	if err != nil {
 		return err
 	}
 	log := daemon.Logger(ctx)
-	g := &guard{Store: counts, timeout: or(s.RedisTimeout, defaultTimeout), failures: or(s.BreakerFailures, defaultBreakerFailures), pause: or(s.BreakerPause, defaultBreakerPause)}
+	g := &guard{Store: counts, timeout: cmp.Or(s.RedisTimeout, defaultTimeout), failures: cmp.Or(s.BreakerFailures, defaultBreakerFailures), pause: cmp.Or(s.BreakerPause, defaultBreakerPause)}
 	srv := &server{store: g, holders: &holders{heard: map[string]struct{}{}}}
 	if srv.metrics, err = newMetrics(daemon.Meter(ctx), srv, g, held); err != nil {
 		return errors.Join(err, l.Close())
