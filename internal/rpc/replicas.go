@@ -23,14 +23,10 @@ import (
 )
 
 const (
-	// lookEvery is the time between two looks at replicas that are away or that
-	// are preferred to the one in use.
+	// lookEvery is the time between two looks at replicas that are away.
 	lookEvery = time.Second
 	// resolveEvery is the time between two look-ups of the names of a service.
 	resolveEvery = 5 * time.Second
-	// settled is how many good looks in a row a preferred replica needs before
-	// calls go back to it: it may be one that starts and dies again and again.
-	settled = 5
 	// mostLate calls in a row that ran out of time, none of them answered, are
 	// taken for the end of a replica: pings take seconds to find one that hangs.
 	mostLate = 3
@@ -41,9 +37,9 @@ const (
 // replicas sends calls to one of several replicas of a service. All calls go to
 // the same one as long as it answers, because a router knows only of requests that
 // it was asked about and a classifier remembers conversations. When it fails, the
-// call is repeated at the next one, which is used from then on. Each client has an
-// order of its own, so that clients spread; it goes back to an earlier replica
-// once that has been well for a while.
+// call is repeated at the next one, which is used until it fails in turn: going back
+// would tell one router of the ends of requests that another one still counts, and
+// holds others back for. Each client has an order of its own, so that clients spread.
 //
 // Calls are repeated only if no answer has begun. The services allow for it: what
 // a call did at a replica that died with the answer has no effect twice.
@@ -68,7 +64,6 @@ type replica struct {
 	// Guarded by replicas.mu.
 	away bool
 	late int // calls in a row that ran out of time
-	good int // looks in a row that found it well
 }
 
 func (r *replica) String() string {
@@ -274,7 +269,7 @@ func (p *replicas) wasLate(r *replica) {
 func (p *replicas) failed(r *replica, err error) {
 	p.mu.Lock()
 	before := r.away
-	r.away, r.good, r.late = true, 0, 0
+	r.away, r.late = true, 0
 	p.mu.Unlock()
 	if before {
 		return
@@ -287,8 +282,7 @@ func (p *replicas) failed(r *replica, err error) {
 	}
 }
 
-// follow looks up names, and looks at replicas that are not in use but should be,
-// until ctx is done.
+// follow looks up names, and looks at replicas that are away, until ctx is done.
 func (p *replicas) follow(ctx context.Context) {
 	tick := time.NewTicker(p.every)
 	defer tick.Stop()
@@ -404,15 +398,12 @@ func lookUp(ctx context.Context, u *url.URL) ([]string, error) {
 	return slices.Compact(out), err
 }
 
-// lookAt asks replicas that are away, and those that are preferred to the one in
-// use, for their health.
+// lookAt asks replicas that are away for their health.
 func (p *replicas) lookAt(ctx context.Context) {
 	p.mu.Lock()
 	var list []*replica
-	preferred := true
 	for _, r := range p.list {
-		preferred = preferred && r != p.current
-		if r.away || preferred {
+		if r.away {
 			list = append(list, r)
 		}
 	}
@@ -420,20 +411,14 @@ func (p *replicas) lookAt(ctx context.Context) {
 	var all sync.WaitGroup
 	for _, r := range list {
 		all.Go(func() {
-			err := healthy(ctx, r)
+			if healthy(ctx, r) != nil {
+				return
+			}
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			switch {
-			case err != nil:
-				r.away, r.good = true, 0
-				return
-			case r.away:
-				p.log.Info("replica is back", "replica", r.String())
-			}
+			p.log.Info("replica is back", "replica", r.String())
 			r.away, r.late = false, 0
-			r.good++
-			at, now := slices.Index(p.list, r), slices.Index(p.list, p.current)
-			if at >= 0 && (p.current.away || r.good >= settled && at < now) {
+			if p.current.away && slices.Contains(p.list, r) {
 				p.use(r)
 			}
 		})

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -125,8 +126,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// No call fails while a replica dies and comes back, and in the end calls go to it
-// again.
+// No call fails while a replica dies and comes back. Calls stay where they went, and
+// go back when that one dies in turn.
 func TestReplicaDies(t *testing.T) {
 	members, p, client := group(t, 3)
 	for range 20 {
@@ -148,7 +149,17 @@ func TestReplicaDies(t *testing.T) {
 		t.Errorf("calls of the others: %d and %d, want 20 of one", a, b)
 	}
 	first.start(t)
-	eventually(t, "calls go back", func() bool { return p.inUse() == first.addr })
+	eventually(t, "the first one is back", func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return !slices.ContainsFunc(p.list, func(r *replica) bool { return r.away })
+	})
+	if err := match(t, client, time.Minute); err != nil || first.calls.Load() != 20 {
+		t.Errorf("%v, %d calls at the first replica", err, first.calls.Load())
+	}
+	for _, m := range others {
+		m.srv.Close()
+	}
 	if err := match(t, client, time.Minute); err != nil || first.calls.Load() != 21 {
 		t.Errorf("%v, %d calls at the first replica", err, first.calls.Load())
 	}
