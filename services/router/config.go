@@ -2,7 +2,8 @@
 //
 // It compiles the resources into a catalog, follows the state of the workers,
 // and for each request evaluates what may serve it and lets internal/schedule
-// pick the worker that will answer soonest. Ingress calls Route and Report;
+// pick the worker that will answer soonest. Route returns when that worker can
+// begin: until then the request waits here. Ingress calls Route and Report;
 // ingress and relay follow WatchCatalog. The service keeps its ledger in
 // memory only. It works without kvtracker, by load and by what it routed
 // itself, and keeps the last good catalog when the resources are broken.
