@@ -65,8 +65,8 @@ func TestChaos(t *testing.T) {
 			continue
 		}
 		rows = append(rows, c.row(f))
+		c.report(rows) // each time: a run may be cut short
 	}
-	c.report(rows)
 }
 
 // warm sends requests until all paths are served and both trackers follow.

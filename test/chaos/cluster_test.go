@@ -435,14 +435,14 @@ func (c *cluster) startRedis() {
 		p := c.site.place()
 		name := fmt.Sprint("redis-", i)
 		dir := filepath.Join(c.dir, name)
-		c.write(dir, "redis.conf", fmt.Sprintf("port 6379\nbind %s\nprotected-mode no\ndir %s\nsave \"\"\nappendonly yes\nrepl-diskless-sync-delay 0\nmin-replicas-to-write 1\n", p.addr, dir))
-		args := []string{filepath.Join(dir, "redis.conf")}
+		conf := fmt.Sprintf("port 6379\nbind %s\nprotected-mode no\ndir %s\nsave \"\"\nappendonly yes\nrepl-diskless-sync-delay 0\nmin-replicas-to-write 1\n", p.addr, dir)
 		if i == 0 {
 			first = p.addr
 		} else {
-			args = append(args, "--replicaof", first+" 6379")
+			conf += "replicaof " + first + " 6379\n" // Sentinels write it anew
 		}
-		c.redis = append(c.redis, c.newProcess(name, p, func() bool { return redis(p.addr+":6379", "PING") == "+PONG" }, "redis-server", args...))
+		c.write(dir, "redis.conf", conf)
+		c.redis = append(c.redis, c.newProcess(name, p, func() bool { return redis(p.addr+":6379", "PING") == "+PONG" }, "redis-server", filepath.Join(dir, "redis.conf")))
 	}
 	for i := range 3 {
 		p := c.site.place()
