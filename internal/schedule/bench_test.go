@@ -78,9 +78,9 @@ func pickAt(first int) Choose {
 // BenchmarkDispatch is one request's way through the line of K2, which it leaves
 // at once, with its end.
 func BenchmarkDispatch(b *testing.B) {
-	for _, n := range []struct{ workers, blocks, size int }{{8, 500, 16}, {64, 500, 16}, {1000, 500, 16}, {64, 26, 784}} {
+	for _, n := range []struct{ workers, inFlight, blocks, size int }{{8, 8, 500, 16}, {64, 8, 500, 16}, {1000, 8, 500, 16}, {64, 4, 26, 784}} {
 		b.Run(fmt.Sprintf("workers=%d/blocks=%d", n.workers, n.blocks), func(b *testing.B) {
-			s, prompt := fleetOf(b, K2, n.workers, 8, n.blocks, n.size)
+			s, prompt := fleetOf(b, K2, n.workers, n.inFlight, n.blocks, n.size)
 			// One worker is free: what waits long is not what is measured here.
 			for _, e := range slices.Collect(mapKeys(s.entries)) {
 				if x := s.entries[e]; x.w.name == "inference.qwen.worker-1/0" || x.first == 0 {

@@ -100,10 +100,13 @@ type learned struct {
 
 // Calibration constants, from docs/decisions/0004 where not noted.
 const (
-	maxClip   = 0.7  // most that one sample can say, in log units
-	minGain   = 0.05 // of a sample, once many were seen
-	minS      = 0.25
-	maxS      = 4
+	maxClip = 0.7  // most that one sample can say, in log units
+	minGain = 0.05 // of a sample, once many were seen
+	// The range of the slowness is wide: a small model on a new accelerator may be fifty
+	// times as fast as the prior of an unknown class, and a line that holds requests by
+	// a prior that is too slow would leave it idle.
+	minS      = 1. / 128
+	maxS      = 16
 	maxWait   = 0.050 // s; a sample with a longer predicted wait says little about speed
 	warm      = 16    // samples that teach a group before any teaches a worker (own choice)
 	blend     = 4     // samples until a worker's own speed outweighs its group's (own choice)
