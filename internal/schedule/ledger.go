@@ -52,6 +52,7 @@ type entry struct {
 	work                 float64 // prefill time that those behind wait for
 	due                  float64 // when the first token is predicted
 	ttft, wait, prefill  float64 // prediction, prefill without slowness
+	slow                 float64 // the slowness that the prediction took
 	queued               float64 // the part of wait that is not the current step
 	nudge                float64 // what the first token changed in w.logS
 	element              *list.Element
@@ -168,7 +169,7 @@ func (s *Scheduler) book(t float64, r *Request, est *Estimate) {
 		maxTokens: r.MaxTokens, whole: r.Whole,
 		tokens: c.Tokens, hit: est.Matched + est.Anticipated + est.Fetched, cached: est.Cached,
 		routed: t, heard: t, work: est.work, due: t + est.ttft,
-		ttft: est.ttft, wait: est.wait, queued: est.queued, prefill: est.prefill,
+		ttft: est.ttft, wait: est.wait, queued: est.queued, prefill: est.prefill, slow: est.Slowness,
 	}
 	if c.BlockSize > 0 {
 		w.mirror.trim(e.prompt, (est.Matched+est.Anticipated)/c.BlockSize)
@@ -230,16 +231,27 @@ func (s *Scheduler) firstToken(t float64, e *entry, ttft float64) {
 	w := e.w
 	w.progress = t
 	s.begin(t, e)
-	if w.forgotten || e.queued > maxWait || e.prefill <= 0 {
+	if w.forgotten || e.prefill <= 0 {
 		return
 	}
-	speed := s.speed(w.class)
-	seen := max(ttft-speed.Latency-e.wait, e.prefill/100)
-	sample := math.Log(seen / e.prefill) // log of slowness
-	if w.odd(sample, t) {
+	sample, ok := e.slowness(ttft - s.speed(w.class).Latency)
+	if !ok || w.odd(sample, t) {
 		return
 	}
 	e.nudge = w.learnSpeed(t, sample)
+}
+
+// slowness is the log of what the time to the first token says of the worker, where
+// it says something. After a wait it says little, since that depends on others; but
+// when all of it took less than half of what was predicted, the worker is faster. A
+// line that holds requests needs to hear that: it sees to it that there is a wait
+// whenever it takes a worker for slow, and would never learn otherwise.
+func (e *entry) slowness(seen float64) (logS float64, ok bool) {
+	if e.queued <= maxWait {
+		return math.Log(max(seen-e.wait, e.prefill/100) / e.prefill), true
+	}
+	predicted := e.wait + e.prefill*e.slow
+	return math.Log(e.slow * max(seen/predicted, 0.01)), seen < predicted/2
 }
 
 // learnOutcome learns from what the engine reported at the end.
