@@ -179,6 +179,34 @@ func TestRecoveredGivesWay(t *testing.T) {
 	})
 }
 
+// What an endpoint used that was asked beside another one and given up is used and
+// paid for, and is no request, neither one that was canceled.
+func TestHedgesLoserIsNoRequest(t *testing.T) {
+	both(t, func(t *testing.T, place string) {
+		l := open(t, place)
+		served, lost, left := event(2, "ns/a", 0), event(3, "ns/a", time.Minute), event(5, "ns/a", 2*time.Minute)
+		lost.RequestId, lost.Hedge, lost.Outcome = served.RequestId, true, usagev1.Outcome_OUTCOME_CANCELED
+		left.Outcome = usagev1.Outcome_OUTCOME_CANCELED
+		for range 2 { // each comes twice
+			add(t, l, served, lost, left)
+		}
+		for name, q := range map[string]ledger.Query{"whole": {}, "hours": {Step: ledger.Hour}, "months": {Step: ledger.Month}} {
+			rows := query(t, l, q)
+			if len(rows) != 1 {
+				t.Fatalf("%s: got %d rows", name, len(rows))
+			}
+			r := rows[0]
+			got := [7]int64{r.Requests, r.Canceled, r.Failed, r.Refused, r.Input, r.Cached, r.Output}
+			if want := [7]int64{2, 1, 0, 0, 100, 10, 10}; got != want {
+				t.Errorf("%s: got %v, want %v", name, got, want)
+			}
+			if got, want := r.Cost().String(), "370371"; got != want {
+				t.Errorf("%s: cost %s, want %s", name, got, want)
+			}
+		}
+	})
+}
+
 // Several processes that take the same events together count each once.
 func TestTogether(t *testing.T) {
 	both(t, func(t *testing.T, place string) {
