@@ -16,7 +16,7 @@ func TestRun(t *testing.T) {
 	target, _ := url.Parse(upstream.URL)
 	proxy := httptest.NewServer(httputil.NewSingleHostReverseProxy(target))
 	defer proxy.Close()
-	o := Options{Model: "m", Paths: []Path{{Direct, upstream.URL}, {"reverse_proxy", proxy.URL}},
+	o := Options{Model: "m", Paths: []Path{{Name: Direct, URL: upstream.URL}, {Name: ReverseProxy, URL: proxy.URL}},
 		Cells: []Cell{{Prompt: 2000, Streams: 1}, {Body: 1000, Streams: 4}}, Rounds: 2, Probes: 10, Interval: time.Millisecond}
 	got, err := Run(t.Context(), o)
 	if err != nil || len(got) != 4 {
