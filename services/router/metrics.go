@@ -257,7 +257,7 @@ func (m *metrics) leftLine(ctx context.Context, qos schedule.QoS, how string, he
 
 func (m *metrics) movedAway(ctx context.Context, reason string) {
 	switch reason {
-	case "connect", "status", "closed", "timeout":
+	case "connect", "status", "closed", "timeout", "ejected", "hedged":
 	default:
 		reason = "other"
 	}
