@@ -7,10 +7,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kinference/kinference/internal/bus"
 	"github.com/kinference/kinference/services/ingress"
 )
 
-// The README lists the flags as they are.
+// The README lists the flags as they are, but those that are the same for all services.
 func TestREADMEFlags(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	if err != nil {
@@ -18,7 +19,12 @@ func TestREADMEFlags(t *testing.T) {
 	}
 	fs := flag.NewFlagSet("ingress", flag.ContinueOnError)
 	new(ingress.Service).Flags(fs)
+	shared := flag.NewFlagSet("nats", flag.ContinueOnError)
+	new(bus.Access).Flags(shared)
 	fs.VisitAll(func(f *flag.Flag) {
+		if shared.Lookup(f.Name) != nil {
+			return
+		}
 		if row := fmt.Sprintf("| `--%s` | %s | %s |\n", f.Name, f.DefValue, f.Usage); !strings.Contains(string(readme), row) {
 			t.Errorf("README.md lacks %s", row)
 		}

@@ -160,9 +160,10 @@ func (s *stream) content(e *openai.Event) {
 	}
 }
 
-// readEvery is how often running usage is read. It is cumulative, so that the last
-// one tells all, and reading each would be the dearest part of metering.
-const readEvery = 250 * time.Millisecond
+// readEvery is how often running usage is read: twice as often as the spool writes down how
+// far answers are. It is cumulative, so that the last one tells all, and reading each
+// would be the dearest part of metering.
+const readEvery = 500 * time.Millisecond
 
 // usage takes in the usage of a chunk, or puts it aside.
 func (s *stream) usage() {
