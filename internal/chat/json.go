@@ -129,6 +129,7 @@ func (d *decoder) object(depth int) (jinja.Value, error) {
 	if d.accept('}') {
 		return v, nil
 	}
+	dict.Keys = make([]string, 0, 2) // as nearly all messages have
 	for {
 		d.blank()
 		if d.i >= len(d.s) || d.s[d.i] != '"' {

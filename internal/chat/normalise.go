@@ -34,9 +34,12 @@ func normalise(list jinja.Value, c *compiled) ([]jinja.Value, error) {
 		if err != nil {
 			return nil, err
 		}
-		v := jinja.NewDict()
-		out := v.AsDict()
-		out.Set("role", in.Data["role"])
+		v, out := item, in
+		if !slices.Equal(in.Keys, plainKeys) {
+			v = jinja.NewDict()
+			out = v.AsDict()
+			out.Set("role", in.Data["role"])
+		}
 		out.Set("content", content)
 		switch role {
 		case "assistant":
@@ -80,6 +83,9 @@ func normalise(list jinja.Value, c *compiled) ([]jinja.Value, error) {
 	}
 	return messages, nil
 }
+
+// plainKeys are the members of nearly all messages, which pass as they came.
+var plainKeys = []string{"role", "content"}
 
 func absent(v jinja.Value) bool { return v.IsUndefined() || v.IsNone() }
 

@@ -21,8 +21,24 @@ type addedSet struct {
 	tokens []addedToken
 	first  [256]bool // bytes that start a token
 	only   int       // the byte that starts every token, or -1
-	nodes  []map[byte]int32
+	nodes  [][]edge
 	accept []int32 // token at a node, or -1
+}
+
+// edge leads from a node to the one that a byte makes of it. Nodes have few of them.
+type edge struct {
+	b  byte
+	to int32
+}
+
+// follow returns the node that a byte leads to.
+func (a *addedSet) follow(at int32, b byte) (next int32, ok bool) {
+	for _, e := range a.nodes[at] {
+		if e.b == b {
+			return e.to, true
+		}
+	}
+	return 0, false
 }
 
 func newAddedSet(tokens []addedToken) *addedSet {
@@ -40,13 +56,10 @@ func newAddedSet(tokens []addedToken) *addedSet {
 		at := int32(0)
 		for j := range len(t.Content) {
 			b := t.Content[j]
-			if a.nodes[at] == nil {
-				a.nodes[at] = make(map[byte]int32)
-			}
-			next, ok := a.nodes[at][b]
+			next, ok := a.follow(at, b)
 			if !ok {
 				next = node()
-				a.nodes[at][b] = next
+				a.nodes[at] = append(a.nodes[at], edge{b, next})
 			}
 			at = next
 		}
@@ -77,7 +90,7 @@ func (a *addedSet) next(s string, from int) (start, end int, token *addedToken) 
 		}
 		found, at := int32(-1), int32(0)
 		for j := i; j < len(s); j++ {
-			next, ok := a.nodes[at][s[j]]
+			next, ok := a.follow(at, s[j])
 			if !ok {
 				break
 			}

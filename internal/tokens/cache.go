@@ -16,6 +16,7 @@ const (
 	maxPieceBytes = 64 << 10 // longer ones (no white space, no CJK punctuation) are not remembered
 	entryOverhead = 160      // map slot, list links and headers of an entry, roughly
 	cacheShards   = 16
+	firstIDs      = 4096 // of a text are made before there is room for all, as many as they will be at the rate so far
 )
 
 // PrefixCache encodes texts that share long pieces with earlier ones: the next turn of a conversation, another question about the
@@ -61,7 +62,7 @@ func NewPrefixCache(t *Tokenizer, maxBytes int) *PrefixCache {
 // Encode returns the ids that Tokenizer.Encode would, and how many of them came from the cache. ids belongs to the caller.
 func (c *PrefixCache) Encode(text string, addSpecial bool) (ids []uint32, cached int) {
 	text = validUTF8(text)
-	ids = make([]uint32, 0, len(text)/5+16)
+	ids = make([]uint32, 0, min(len(text)/5+16, firstIDs))
 	if addSpecial {
 		ids = append(ids, c.t.prefix...)
 	}
