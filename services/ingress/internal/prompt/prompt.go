@@ -268,20 +268,26 @@ func (m *model) encode(r *openai.Request) (e encoded) {
 	return e
 }
 
-// mediaParts are members of content parts that are no text. Inside of strings
-// their quotes would be escaped.
-var mediaParts = [...]string{`"image_url"`, `"input_image"`, `"image_embeds"`, `"image_pil"`, `"input_audio"`, `"audio_url"`, `"audio_embeds"`, `"video_url"`}
+// mediaParts are members of content parts that are no text, without the quote before
+// them. Inside of strings their quotes would be escaped.
+var mediaParts = [...]string{`image_url"`, `input_image"`, `image_embeds"`, `image_pil"`, `input_audio"`, `audio_url"`, `audio_embeds"`, `video_url"`}
 
 // hasMedia reports whether messages have pictures or sound. Workers are not
 // asked about those: they would fetch and prepare them twice, and the tokens
 // that stand for a picture are the same for all pictures.
 func hasMedia(messages []byte) bool {
-	for _, name := range mediaParts {
-		if bytes.Contains(messages, []byte(name)) {
-			return true
+	for {
+		i := bytes.IndexByte(messages, '"')
+		if i < 0 {
+			return false
+		}
+		messages = messages[i+1:]
+		for _, name := range mediaParts {
+			if len(messages) >= len(name) && string(messages[:len(name)]) == name {
+				return true
+			}
 		}
 	}
-	return false
 }
 
 // pack makes pseudo tokens of the text of r: tools first, as templates put
@@ -313,17 +319,24 @@ func pack(r *openai.Request) []uint32 {
 func shorten(text []byte) []byte {
 	var out []byte
 	done := 0
-	for i := 0; i < len(text); i++ {
-		start := i
-		for i < len(text) && isBase64[text[i]] {
-			i++
+	for start := 0; start+maxBase64 < len(text); {
+		// From the far end, since words are short: nearly all of a text is skipped.
+		i := start + maxBase64
+		for i >= start && isBase64[text[i]] {
+			i--
 		}
-		if i-start > maxBase64 {
-			head := start + maxBase64 - sha256.Size
-			sum := sha256.Sum256(text[head:i])
-			out = append(append(out, text[done:head]...), sum[:]...)
-			done = i
+		if i >= start {
+			start = i + 1
+			continue
 		}
+		end := start + maxBase64 + 1
+		for end < len(text) && isBase64[text[end]] {
+			end++
+		}
+		head := start + maxBase64 - sha256.Size
+		sum := sha256.Sum256(text[head:end])
+		out = append(append(out, text[done:head]...), sum[:]...)
+		done, start = end, end
 	}
 	if out == nil {
 		return text
