@@ -12,7 +12,8 @@ import (
 // with a stream whose first event comes at once. It is the upstream of the
 // overhead benchmark, where all time that is spent is the gateway's.
 //
-// A stream has as many events as the request's max_tokens says, Interval apart. Other paths of vLLM's API answer just enough for a gateway to
+// A stream has as many events as the request's max_tokens says, Interval apart. Its usage has no prompt tokens, which nobody counted: a wrong
+// number would make a gateway distrust its own tokenizer. Other paths of vLLM's API answer just enough for a gateway to
 // take the worker for ready. It is safe for concurrent use.
 type Fake struct {
 	// Model is the name that the server answers with.
@@ -80,6 +81,6 @@ func (f *Fake) complete(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	fmt.Fprintf(w, `data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":%q,"choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"length"}]}`+"\n\n", f.Model)
-	fmt.Fprintf(w, `data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":%q,"choices":[],"usage":{"prompt_tokens":1,"total_tokens":%d,"completion_tokens":%d}}`+"\n\n", f.Model, tokens+1, tokens)
+	fmt.Fprintf(w, `data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":%q,"choices":[],"usage":{"completion_tokens":%d}}`+"\n\n", f.Model, tokens)
 	_, _ = io.WriteString(w, "data: [DONE]\n\n")
 }
