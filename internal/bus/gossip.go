@@ -124,11 +124,11 @@ func decodeGossip(data []byte) (*routerv1.Gossip, error) {
 func checkGossip(e *routerv1.GossipEvent) error {
 	within := func(d time.Duration) bool { return d >= 0 && d <= time.Hour }
 	switch {
-	case e.Kind < routerv1.GossipKind_GOSSIP_KIND_ROUTED || e.Kind > routerv1.GossipKind_GOSSIP_KIND_DONE:
+	case e.Kind < routerv1.GossipKind_GOSSIP_KIND_ROUTED || e.Kind > routerv1.GossipKind_GOSSIP_KIND_WAITS:
 		return fmt.Errorf("gossip of unknown kind %d", e.Kind)
 	case e.Request == "" || len(e.Request) > maxRequestID, !within(e.GetAge().AsDuration()):
 		return errors.New("gossip of a request without name, or of another time")
-	case e.Kind != routerv1.GossipKind_GOSSIP_KIND_ROUTED:
+	case e.Kind != routerv1.GossipKind_GOSSIP_KIND_ROUTED && e.Kind != routerv1.GossipKind_GOSSIP_KIND_WAITS:
 		return nil
 	case !gossipName(e.Worker) || len(e.Class) > maxName || len(e.Group) > 2*maxName,
 		len(e.BlockHashes) > maxGossipHashes || len(e.BlockHashes) > 0 && (e.Stride == 0 || e.Stride > 1<<20) || e.BlockSize > 1<<20,

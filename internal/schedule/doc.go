@@ -47,7 +47,7 @@
 //	pages.go     KV pages in use, and when they come free
 //	mirror.go    what a worker's cache would evict next
 //	ledger.go    requests in flight; speed.go, output.go what is learned
-//	remote.go    several routers
+//	remote.go    several routers; afar.go who waits at the others
 //	peers*.go    the policies of other products, for comparison
 //
 // # Rules

@@ -30,6 +30,12 @@ func checkLine(t testing.TB, s *Scheduler) {
 			}
 		}
 	}
+	for _, x := range s.waits {
+		held[x.w]++
+		for _, h := range x.prompt.hashes {
+			claims[h]++
+		}
+	}
 	if len(s.byID) != len(s.waiters) || len(claims) != len(s.claims) {
 		t.Errorf("%d in line and %d by id; %d claims and %d counted", len(s.waiters), len(s.byID), len(claims), len(s.claims))
 	}

@@ -109,7 +109,7 @@ type line struct {
 	waiters []*waiter // in order of arrival
 	byID    map[string]*waiter
 	tenants tenants
-	claims  map[kvhash.Hash]int32 // blocks that requests in line need, how many do
+	claims  map[kvhash.Hash]int32 // blocks that requests in line need, here or at other routers, how many do
 	pace    pace
 	scores  []float64 // reused
 }
@@ -135,6 +135,8 @@ type waiter struct {
 	pinned  bool    // policies prefer best, whatever its J
 	asked   bool    // choose was asked about these candidates
 	claimed bool    // its blocks are in line.claims
+	told    *worker // the best one that other routers were told of,
+	toldAt  float64 // at this time
 	answer  answer
 	hold    Hold // in the newest pass
 	why     Hold // the last reason to hold
@@ -214,6 +216,11 @@ func (s *Scheduler) unpick(x *waiter) {
 
 // bar keeps the requests in line from a worker that is gone.
 func (s *Scheduler) bar(w *worker) {
+	for id, x := range s.waits {
+		if x.w == w {
+			s.unawait(id)
+		}
+	}
 	for _, x := range s.waiters {
 		for i := range x.p {
 			if x.p[i].w != w {
@@ -267,6 +274,7 @@ func (s *Scheduler) out(x *waiter) {
 	s.tenants.leave(x.tenant)
 	s.unpick(x)
 	s.unclaim(x)
+	s.untell(x)
 }
 
 // claim and unclaim keep count of the blocks that waiters need.
@@ -285,7 +293,11 @@ func (s *Scheduler) unclaim(x *waiter) {
 		return
 	}
 	x.claimed = false
-	for _, h := range x.hashes() {
+	s.disclaim(x.hashes())
+}
+
+func (s *Scheduler) disclaim(hashes []kvhash.Hash) {
+	for _, h := range hashes {
 		if n := s.claims[h]; n > 1 {
 			s.claims[h] = n - 1
 		} else {

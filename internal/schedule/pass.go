@@ -18,6 +18,8 @@ func (s *Scheduler) Pass(now time.Time) []Dispatch {
 	if !s.k2 {
 		return s.passAll(t)
 	}
+	s.unawaitSilent(t)
+	defer s.tellLine(t)
 	var out []Dispatch
 	for len(s.waiters) > 0 {
 		d, ok := s.next(t)
@@ -211,21 +213,27 @@ func (s *Scheduler) loss(t float64, p *pair, c *Candidate) (sum float64) {
 }
 
 // claimedUpTo is the end of the part of a run that requests in line need: as
-// hashes are chained, who needs a block needs those before it.
+// hashes are chained, who needs a block needs those before it. Other routers tell
+// only some blocks of a long prompt, each of which stands for the next ones too.
 func (s *Scheduler) claimedUpTo(r *run, lo, hi int) int {
 	if len(r.hashes) == 0 {
 		return lo
 	}
 	for lo < hi {
 		mid := (lo + hi + 1) / 2
-		i := mid / r.stride
-		if i == 0 || s.claims[r.hashes[i-1]] == 0 {
+		if !s.claimedAt(r, mid) && !s.claimedAt(r, mid-mid%s.coarse) {
 			hi = mid - 1
 		} else {
 			lo = mid
 		}
 	}
 	return lo
+}
+
+// claimedAt tells whether requests in line need the first n blocks of a run.
+func (s *Scheduler) claimedAt(r *run, n int) bool {
+	i := n / r.stride
+	return i > 0 && s.claims[r.hashes[i-1]] > 0
 }
 
 // answer is what choose said of a waiter.

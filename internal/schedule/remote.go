@@ -15,6 +15,7 @@ const (
 	Routed DeltaKind = iota
 	Began            // its first token came
 	Ended
+	Waits // in the line, for Worker most of all
 )
 
 // Delta is one change of a router's ledger, for the other routers.
@@ -25,7 +26,8 @@ type Delta struct {
 	// At is when it happened, by the clock of its router.
 	At time.Time
 
-	// What follows is set for Routed only.
+	// What follows is set for Routed and, but for Class, Group, Cached, MaxTokens,
+	// Work, TTFT and Whole, for Waits.
 
 	Worker, Class, Group string
 	// Tokens is the prompt's length, Cached the part that was predicted not to
@@ -115,6 +117,7 @@ func (s *Scheduler) Remote(now time.Time, from string, at time.Time, d []Delta) 
 	for i := range d {
 		id := from + "\x00" + d[i].ID
 		e := s.entries[id]
+		s.unawait(id)
 		switch d[i].Kind {
 		case Routed:
 			when := d[i].At
@@ -133,6 +136,10 @@ func (s *Scheduler) Remote(now time.Time, from string, at time.Time, d []Delta) 
 			}
 		case Ended:
 			s.remove(t, e)
+		case Waits:
+			if e == nil {
+				s.await(t, id, from, &d[i])
+			}
 		}
 	}
 }
@@ -140,25 +147,40 @@ func (s *Scheduler) Remote(now time.Time, from string, at time.Time, d []Delta) 
 // bookRemote enters a request that another router has sent to a worker.
 func (s *Scheduler) bookRemote(t, routed float64, id, from string, d *Delta) {
 	w := s.workers[d.Worker]
-	if w == nil || d.Tokens < 0 || d.Work < 0 || len(d.Hashes) > maxTold || d.Stride < 0 || d.Stride&(d.Stride-1) != 0 {
+	if w == nil || !d.makesSense() {
 		return
 	}
-	p := blocks{d.Hashes, max(d.Stride, 1)}
-	if d.BlockSize <= 0 || p.len() > d.Tokens/d.BlockSize {
-		p = blocks{stride: 1}
-	}
 	s.enterLedger(t, &entry{
-		id: id, from: from, group: d.Group, w: w, prompt: p, blockSize: d.BlockSize, tokens: d.Tokens, cached: clampInt(d.Cached, 0, d.Tokens),
+		id: id, from: from, group: d.Group, w: w, prompt: d.prompt(), blockSize: d.BlockSize, tokens: d.Tokens, cached: clampInt(d.Cached, 0, d.Tokens),
 		maxTokens: d.MaxTokens, whole: d.Whole, routed: routed, heard: t, work: d.Work.Seconds() * s.scale,
 		ttft: d.TTFT.Seconds() * s.scale, due: routed + d.TTFT.Seconds()*s.scale,
 	})
 }
 
-// Gone drops what another router has in flight: it has stopped.
+// makesSense tells whether the ledger can take what another router said.
+func (d *Delta) makesSense() bool {
+	return d.Tokens >= 0 && d.Work >= 0 && len(d.Hashes) <= maxTold && d.Stride >= 0 && d.Stride&(d.Stride-1) == 0
+}
+
+// prompt is what it says of the prompt's blocks.
+func (d *Delta) prompt() blocks {
+	p := blocks{d.Hashes, max(d.Stride, 1)}
+	if d.BlockSize <= 0 || p.len() > d.Tokens/d.BlockSize {
+		return blocks{stride: 1}
+	}
+	return p
+}
+
+// Gone drops what another router has in line and in flight: it has stopped.
 func (s *Scheduler) Gone(now time.Time, from string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := s.clock(now)
+	for id, x := range s.waits {
+		if x.from == from {
+			s.unawait(id)
+		}
+	}
 	for _, e := range s.entries {
 		if e.from == from && from != "" {
 			s.remove(t, e)

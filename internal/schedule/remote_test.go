@@ -205,3 +205,128 @@ func TestReplicasSpreadTogether(t *testing.T) {
 		}
 	}
 }
+
+// A router counts those that wait at another one among those that want a worker,
+// and protects their blocks, until it hears that they left, or nothing for a while.
+func TestRoutersKnowWhoWaitsElsewhere(t *testing.T) {
+	hit := func() []Candidate {
+		c := candidates("w", 1050, 100, chain("old", 10))
+		c[0].TotalBlocks, c[0].GPUTokens = 44, 1000
+		return c
+	}
+	wants := func(s *Scheduler, now time.Time) time.Duration {
+		return s.Decide(now, Request{}, candidates("w", 2000, 0, nil)).Estimates[0].Interference
+	}
+	set := func() (a, b *Scheduler) {
+		a, b = newScheduler(t, Settings{}), busyWorker(t)
+		a.Deltas(at(time.Minute)) // somebody listens
+		b.Decide(at(time.Minute), Request{}, hit())
+		enter(t, a, at(time.Minute), Request{ID: "long"}, candidates("w", 9000, 0, nil))
+		a.Pass(at(time.Minute))
+		a.Deltas(at(time.Minute)) // leave the long one to the gauges
+		enter(t, a, at(time.Minute), Request{ID: "again"}, hit())
+		expect(t, "it waits", pass(a, at(time.Minute)), "")
+		return a, b
+	}
+	now := at(time.Minute)
+
+	a, b := set()
+	alone := wants(b, now)
+	gossip(a, b, "a", now, 0)
+	if d := wants(b, now) - alone; d < 1900*ms || d > 2200*ms {
+		t.Errorf("one that waits elsewhere would be delayed by %v, want its 2 s", d)
+	}
+	checkLine(t, b)
+	a.Leave(now, "again")
+	gossip(a, b, "a", now, 0)
+	if d := wants(b, now); d != alone {
+		t.Errorf("after it left: %v, want %v", d, alone)
+	}
+	checkLine(t, b)
+
+	a, b = set()
+	gossip(a, b, "a", now, 0)
+	for range 3 {
+		now = now.Add(2 * second)
+		a.Pass(now)
+		gossip(a, b, "a", now, 0)
+		b.Pass(now)
+	}
+	if len(b.waits) != 1 {
+		t.Error("forgot one of which it hears")
+	}
+	b.Pass(now.Add(6 * second))
+	if len(b.waits) != 0 {
+		t.Error("remembers one of which it hears no more")
+	}
+	checkLine(t, b)
+
+	for _, end := range []func(b *Scheduler){
+		func(b *Scheduler) { b.Gone(now, "a") },
+		func(b *Scheduler) { b.Forget("w") },
+		func(b *Scheduler) { b.Remote(now, "a", now, []Delta{{Kind: Ended, ID: "again"}}) },
+		func(b *Scheduler) {
+			b.Remote(now, "a", now, []Delta{{Kind: Routed, ID: "again", At: now, Worker: "w"}})
+		},
+		func(b *Scheduler) { b.Remote(now, "a", now, []Delta{{Kind: Waits, ID: "again", Worker: "nobody"}}) },
+	} {
+		now = at(time.Minute)
+		a, b = set()
+		gossip(a, b, "a", now, 0)
+		if end(b); len(b.waits) != 0 {
+			t.Error("still waits")
+		}
+		checkLine(t, b)
+	}
+}
+
+// What one router's request would evict is protected for the sake of another's.
+func TestProtectsWhatOtherRoutersNeed(t *testing.T) {
+	for _, told := range []bool{false, true} {
+		s := busyWorker(t)
+		now := at(time.Minute)
+		cold := func(name string) []Candidate {
+			c := candidates("w", 1050, 100, chain(name, 10))
+			c[0].TotalBlocks = 44
+			return c
+		}
+		s.Decide(now, Request{}, cold("other"))
+		if told {
+			p := thin(chain("old", 10), 2)
+			s.Remote(now, "a", now, []Delta{{Kind: Waits, ID: "again", At: now, Worker: "w", Tokens: 1050, BlockSize: 100, Hashes: p.hashes, Stride: p.stride}})
+		}
+		enter(t, s, now, Request{ID: "cold"}, cold("cold"))
+		enter(t, s, now, Request{ID: "cold2"}, cold("dloc"))
+		s.Pass(now)
+		s.FirstToken(now, "cold", second)
+		s.FirstToken(now, "cold2", second)
+		s.Pass(now)
+		if in := s.Waits(); in != map[bool]int{true: 1}[told] {
+			t.Errorf("told %v: %d wait", told, in)
+		}
+		checkLine(t, s)
+	}
+}
+
+// A long line is told in part, and leaves room for what was routed.
+func TestTellsLineInBounds(t *testing.T) {
+	s := newScheduler(t, Settings{})
+	s.Deltas(start)
+	for i := range 2 * maxToldWaits {
+		enter(t, s, start, Request{ID: fmt.Sprint(i)}, candidates("w", 9000, 0, nil))
+	}
+	s.Pass(start)
+	if n := len(s.deltas); n != maxToldWaits+1 {
+		t.Errorf("%d deltas, want one that was sent and %d that wait", n, maxToldWaits)
+	}
+	s.Pass(at(10 * ms))
+	if n := len(s.deltas); n != maxToldWaits+1 {
+		t.Errorf("told again at once: %d", n)
+	}
+	for i := range 100 {
+		s.Pass(at(time.Duration(i) * 3 * second))
+	}
+	if n := len(s.deltas); n > maxDeltas/2+maxToldWaits {
+		t.Errorf("%d deltas that nobody fetches", n)
+	}
+}

@@ -191,6 +191,7 @@ type Scheduler struct {
 	seq     uint64 // of requests that entered the line
 	line
 	remotes
+	afar
 	ledger
 }
 
@@ -220,6 +221,7 @@ func New(set Settings) (*Scheduler, error) {
 		k2:          p.Name() == K2,
 		rng:         rand.New(rand.NewPCG(set.Seed, 0x6b696e)),
 		line:        newLine(),
+		afar:        newAfar(),
 		ledger:      newLedger(),
 	}
 	return s, nil

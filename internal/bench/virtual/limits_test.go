@@ -28,7 +28,7 @@ type limits struct {
 
 // limitedCases are a part of the tables that a commit can afford: the published
 // loads, those beyond saturation, a flood, several routers and a slow worker.
-var limitedCases = []string{"S0", "S1", "S1hi", "S1over", "S2", "S2hi", "S3", "S4", "ML", "W8", "MT2", "R4S2", "S2m slow"}
+var limitedCases = []string{"S0", "S1", "S1hi", "S1over", "S2", "S2hi", "S3", "S4", "ML", "W8", "MT2", "R4S2", "R4S2hi", "S2m slow"}
 
 func figures(s stats.Summary) map[string]float64 {
 	m := map[string]float64{"ttft_p50": s.TTFT50, "ttft_mean": s.TTFTMean, "ttft_p99": s.TTFT99, "rps": s.RPS}

@@ -165,20 +165,28 @@ func TestRoutersHearEachOther(t *testing.T) {
 	eventually(t, "both know of each other", func() bool { return len(x.Peers()) == 1 && len(y.Peers()) == 1 })
 	eventually(t, "the newcomer learns at once", func() bool { return b.look(func() bool { return cmp.Equal(b.learned, a.known) }) })
 	want := routed("1")
+	same := func() {
+		t.Helper()
+		b.look(func() bool {
+			if d := b.last.At.Sub(want.At).Abs(); d > time.Second {
+				t.Errorf("its time is off by %v", d)
+			}
+			b.last.At = want.At
+			if diff := cmp.Diff(want, b.last); diff != "" {
+				t.Errorf("- sent + heard\n%s", diff)
+			}
+			return true
+		})
+	}
 	a.add(want, schedule.Delta{Kind: schedule.Began, ID: "1", At: time.Now()}, schedule.Delta{Kind: schedule.Ended, ID: "1", At: time.Now()})
 	eventually(t, "the other hears of it", func() bool { return b.look(func() bool { return len(b.heard) == 3 }) })
 	a.add(want)
 	eventually(t, "and again", func() bool { return b.look(func() bool { return len(b.heard) == 4 }) })
-	b.look(func() bool {
-		if d := b.last.At.Sub(want.At).Abs(); d > time.Second {
-			t.Errorf("its time is off by %v", d)
-		}
-		b.last.At = want.At
-		if diff := cmp.Diff(want, b.last); diff != "" {
-			t.Errorf("- sent + heard\n%s", diff)
-		}
-		return true
-	})
+	same()
+	want.Kind = schedule.Waits
+	a.add(want)
+	eventually(t, "and of one that waits", func() bool { return b.look(func() bool { return len(b.heard) == 5 }) })
+	same()
 	if len(a.heard) > 0 || as.of("received") == 0 {
 		t.Errorf("a router heard %v, its own words?", a.heard)
 	}
@@ -190,9 +198,9 @@ func TestRoutersHearEachOther(t *testing.T) {
 		many[i].Hashes = make([]kvhash.Hash, 64)
 	}
 	a.add(many...)
-	eventually(t, "all of a large batch", func() bool { return b.look(func() bool { return len(b.heard) == 4+len(many) }) })
+	eventually(t, "all of a large batch", func() bool { return b.look(func() bool { return len(b.heard) == 5+len(many) }) })
 	b.look(func() bool {
-		for i, id := range b.heard[4:] {
+		for i, id := range b.heard[5:] {
 			if id != many[i].ID {
 				t.Fatalf("%s is at the place of %s", id, many[i].ID)
 			}

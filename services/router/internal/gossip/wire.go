@@ -21,12 +21,14 @@ var kinds = map[schedule.DeltaKind]routerv1.GossipKind{
 	schedule.Routed: routerv1.GossipKind_GOSSIP_KIND_ROUTED,
 	schedule.Began:  routerv1.GossipKind_GOSSIP_KIND_FIRST_TOKEN,
 	schedule.Ended:  routerv1.GossipKind_GOSSIP_KIND_DONE,
+	schedule.Waits:  routerv1.GossipKind_GOSSIP_KIND_WAITS,
 }
 
 var words = map[routerv1.GossipKind]schedule.DeltaKind{
 	routerv1.GossipKind_GOSSIP_KIND_ROUTED:      schedule.Routed,
 	routerv1.GossipKind_GOSSIP_KIND_FIRST_TOKEN: schedule.Began,
 	routerv1.GossipKind_GOSSIP_KIND_DONE:        schedule.Ended,
+	routerv1.GossipKind_GOSSIP_KIND_WAITS:       schedule.Waits,
 }
 
 // batches are the messages that hold deltas, in their order.
@@ -47,7 +49,7 @@ func batches(now time.Time, list []schedule.Delta) []*routerv1.Gossip {
 
 func event(now time.Time, d *schedule.Delta) *routerv1.GossipEvent {
 	e := &routerv1.GossipEvent{Kind: kinds[d.Kind], Request: d.ID, Age: durationpb.New(max(0, now.Sub(d.At)))}
-	if d.Kind != schedule.Routed {
+	if d.Kind != schedule.Routed && d.Kind != schedule.Waits {
 		return e
 	}
 	e.Worker, e.Class, e.Group, e.Whole = d.Worker, d.Class, d.Group, d.Whole
@@ -66,7 +68,7 @@ func deltas(at time.Time, list []*routerv1.GossipEvent) []schedule.Delta {
 	for i, e := range list {
 		d := &out[i]
 		d.Kind, d.ID, d.At = words[e.Kind], e.Request, at.Add(-e.GetAge().AsDuration())
-		if d.Kind != schedule.Routed {
+		if d.Kind != schedule.Routed && d.Kind != schedule.Waits {
 			continue
 		}
 		d.Worker, d.Class, d.Group, d.Whole = e.Worker, e.Class, e.Group, e.Whole

@@ -33,8 +33,10 @@ const (
 	GossipKind_GOSSIP_KIND_ROUTED GossipKind = 1
 	// Its first token came.
 	GossipKind_GOSSIP_KIND_FIRST_TOKEN GossipKind = 2
-	// It left the worker.
+	// It left the worker, or the line.
 	GossipKind_GOSSIP_KIND_DONE GossipKind = 3
+	// It waits in the line, for the named worker most of all.
+	GossipKind_GOSSIP_KIND_WAITS GossipKind = 4
 )
 
 // Enum value maps for GossipKind.
@@ -44,12 +46,14 @@ var (
 		1: "GOSSIP_KIND_ROUTED",
 		2: "GOSSIP_KIND_FIRST_TOKEN",
 		3: "GOSSIP_KIND_DONE",
+		4: "GOSSIP_KIND_WAITS",
 	}
 	GossipKind_value = map[string]int32{
 		"GOSSIP_KIND_UNSPECIFIED": 0,
 		"GOSSIP_KIND_ROUTED":      1,
 		"GOSSIP_KIND_FIRST_TOKEN": 2,
 		"GOSSIP_KIND_DONE":        3,
+		"GOSSIP_KIND_WAITS":       4,
 	}
 )
 
@@ -453,13 +457,14 @@ const file_kinference_router_v1_gossip_proto_rawDesc = "" +
 	"\bslowness\x18\x02 \x01(\x01R\bslowness\x12\x18\n" +
 	"\asamples\x18\x03 \x01(\rR\asamples\x12\x14\n" +
 	"\x05reuse\x18\x04 \x01(\x01R\x05reuse\x12\x12\n" +
-	"\x04hits\x18\x05 \x01(\rR\x04hits*t\n" +
+	"\x04hits\x18\x05 \x01(\rR\x04hits*\x8b\x01\n" +
 	"\n" +
 	"GossipKind\x12\x1b\n" +
 	"\x17GOSSIP_KIND_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12GOSSIP_KIND_ROUTED\x10\x01\x12\x1b\n" +
 	"\x17GOSSIP_KIND_FIRST_TOKEN\x10\x02\x12\x14\n" +
-	"\x10GOSSIP_KIND_DONE\x10\x03BJZHgithub.com/kinference/kinference/proto/gen/kinference/router/v1;routerv1b\x06proto3"
+	"\x10GOSSIP_KIND_DONE\x10\x03\x12\x15\n" +
+	"\x11GOSSIP_KIND_WAITS\x10\x04BJZHgithub.com/kinference/kinference/proto/gen/kinference/router/v1;routerv1b\x06proto3"
 
 var (
 	file_kinference_router_v1_gossip_proto_rawDescOnce sync.Once
