@@ -115,6 +115,8 @@ func (o *object) usage(u *usagev1.Usage) {
 		o.close()
 	}
 	o.flag("overload", u.GetOverload())
+	o.seconds("gpuPrefill", u.GpuPrefill)
+	o.seconds("gpuDecode", u.GpuDecode)
 	o.flag("hedge", u.GetHedge())
 	o.close()
 }

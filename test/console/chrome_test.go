@@ -91,7 +91,7 @@ func open(t *testing.T) *browser {
 	case url := <-address:
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if b.conn, _, err = websocket.Dial(ctx, url, nil); err != nil { //nolint:bodyclose // the library closes it
+		if b.conn, _, err = websocket.Dial(ctx, url, nil); err != nil {
 			t.Fatalf("reach Chromium: %v", err)
 		}
 	case <-time.After(2 * time.Minute):
