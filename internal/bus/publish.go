@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -62,12 +63,21 @@ func (s StreamSettings) config() jetstream.StreamConfig {
 const minBytes = 16 << 20
 
 // tooLarge tells whether the server has no room for a stream of that size: it
-// reserves the bytes of each stream.
+// reserves the bytes of each stream. A cluster says that no server is suitable, for
+// whatever reason; only its text tells that it is this one.
 func tooLarge(err error) bool {
-	const insufficientResources, memoryExceeded, storageExceeded = 10023, 10028, 10047
+	const noPeers, insufficientResources, memoryExceeded, storageExceeded = 10005, 10023, 10028, 10047
 	var api *jetstream.APIError
-	return errors.As(err, &api) && (api.ErrorCode == insufficientResources ||
-		api.ErrorCode == memoryExceeded || api.ErrorCode == storageExceeded)
+	if !errors.As(err, &api) {
+		return false
+	}
+	switch api.ErrorCode {
+	case insufficientResources, memoryExceeded, storageExceeded:
+		return true
+	case noPeers:
+		return strings.Contains(api.Description, "insufficient storage")
+	}
+	return false
 }
 
 // EnsureKVStream returns the stream of KV events and makes it if there is
