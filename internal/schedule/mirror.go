@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"math"
 	"slices"
+
+	"github.com/kinference/kinference/internal/kvhash"
 )
 
 // mirror is a guess of what a worker's cache holds besides the blocks in use,
@@ -22,8 +24,22 @@ type mirror struct {
 type run struct {
 	blocks
 	lo, hi int
-	rate   float64 // how often requests use its blocks, per second, at time at
+	first  kvhash.Hash // of block lo, so that most chains are told apart without a look at hashes
+	rate   float64     // how often requests use its blocks, per second, at time at
 	at     float64
+}
+
+// apart tells that chain b certainly does not go as far as the run's first block.
+func (r *run) apart(b blocks) bool {
+	return r.stride == 1 && b.stride == 1 && (r.lo >= len(b.hashes) || b.hashes[r.lo] != r.first)
+}
+
+// from makes the run begin at block lo of its chain.
+func (r *run) from(lo int) {
+	r.lo = lo
+	if r.stride == 1 && lo < len(r.hashes) {
+		r.first = r.hashes[lo]
+	}
 }
 
 // use says that the first end blocks of a chain are used at least rate times a
@@ -76,7 +92,9 @@ func (m *mirror) add(b blocks, lo, hi int, rate, at float64) {
 		}
 		m.runs = slices.Delete(m.runs, 0, maxRuns/8)
 	}
-	m.runs = append(m.runs, run{b, lo, hi, rate, at})
+	r := run{blocks: b, hi: hi, rate: rate, at: at}
+	r.from(lo)
+	m.runs = append(m.runs, r)
 	m.cached += hi - lo
 }
 
@@ -84,10 +102,12 @@ func (m *mirror) add(b blocks, lo, hi int, rate, at float64) {
 // often they were used to list.
 func (m *mirror) pin(t float64, b blocks, list []use) []use {
 	m.edit(func(r *run) {
-		k := min(common(r.blocks, b, 0), r.hi)
-		if k > r.lo {
+		if r.apart(b) {
+			return
+		}
+		if k := min(common(r.blocks, b, r.lo), r.hi); k > r.lo {
 			list = append(list, use{k, fade(r.rate, r.at, t)})
-			r.lo = k
+			r.from(k)
 		}
 	})
 	return list
@@ -96,7 +116,10 @@ func (m *mirror) pin(t float64, b blocks, list []use) []use {
 // trim corrects the mirror by the index: of chain b it holds held blocks.
 func (m *mirror) trim(b blocks, held int) {
 	m.edit(func(r *run) {
-		if common(r.blocks, b, 0) > held && held < r.hi {
+		if held >= r.hi || held >= r.lo && r.apart(b) {
+			return
+		}
+		if common(r.blocks, b, held) > held {
 			r.hi = max(r.lo, held)
 		}
 	})
@@ -142,7 +165,10 @@ func (m *mirror) evicted(b blocks, n int, f func(r *run, lo, hi int)) {
 			return
 		}
 		r := &m.runs[i]
-		lo := max(r.lo, common(r.blocks, b, 0))
+		lo := r.lo
+		if !r.apart(b) {
+			lo = common(r.blocks, b, lo)
+		}
 		if k := min(n, r.hi-lo); k > 0 {
 			f(r, r.hi-k, r.hi)
 			n -= k
