@@ -11,8 +11,7 @@ if [ ! -e "$cache/.complete" ]; then
   "$cache/bin/pip" install --quiet --disable-pip-version-check "litellm[proxy]==$version"
   touch "$cache/.complete"
 fi
-config=$(mktemp -t litellm-XXXXXX.yaml)
-trap 'rm -f "$config"' EXIT
+config=$(mktemp -t litellm-XXXXXX.yaml) # kinbench removes $TMPDIR
 cat >"$config" <<END
 model_list:
   - model_name: "$MODEL"

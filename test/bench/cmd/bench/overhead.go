@@ -200,12 +200,17 @@ func startPeer(ctx context.Context, command, upstream string) (address string, s
 	}
 	listen := l.Addr().String()
 	l.Close()
-	log, err := os.CreateTemp("", "kinbench-peer-*.log")
+	// It is killed at the end: what it wrote goes with its folder.
+	dir, err := os.MkdirTemp("", "kinbench-peer-")
+	if err != nil {
+		return "", nil, err
+	}
+	log, err := os.Create(filepath.Join(dir, "log"))
 	if err != nil {
 		return "", nil, err
 	}
 	cmd := exec.Command("/bin/sh", "-c", command)
-	cmd.Env = append(os.Environ(), "UPSTREAM="+upstream, "LISTEN="+listen, "MODEL="+wall.Model)
+	cmd.Env = append(os.Environ(), "TMPDIR="+dir, "UPSTREAM="+upstream, "LISTEN="+listen, "MODEL="+wall.Model)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
@@ -223,7 +228,7 @@ func startPeer(ctx context.Context, command, upstream string) (address string, s
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		<-ended
 		log.Close()
-		return os.Remove(log.Name())
+		return os.RemoveAll(dir)
 	}
 	client := load.NewClient()
 	defer client.Close()
