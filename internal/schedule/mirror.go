@@ -125,21 +125,27 @@ func (m *mirror) trim(b blocks, held int) {
 	})
 }
 
-// edit lets f shorten the runs and drops those that are empty.
+// edit lets f shorten the runs and drops those that are empty. Each booking does
+// it, mostly for nothing: runs move only behind one that was dropped.
 func (m *mirror) edit(f func(*run)) {
-	kept := m.runs[:0]
-	for _, r := range m.runs {
+	n := 0
+	for i := range m.runs {
+		r := &m.runs[i]
 		if len(r.hashes) > 0 {
 			was := r.hi - r.lo
-			f(&r)
+			f(r)
 			m.cached -= was - (r.hi - r.lo)
 		}
-		if r.lo < r.hi {
-			kept = append(kept, r)
+		if r.lo >= r.hi {
+			continue
 		}
+		if n < i {
+			m.runs[n] = *r
+		}
+		n++
 	}
-	clear(m.runs[len(kept):])
-	m.runs = kept
+	clear(m.runs[n:])
+	m.runs = m.runs[:n]
 }
 
 // shrink evicts until the mirror holds at most n blocks.
