@@ -14,7 +14,6 @@ import (
 	"flag"
 	"fmt"
 	"net"
-	"net/url"
 	"strings"
 	"time"
 
@@ -155,18 +154,6 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.IntVar(&c.DecisionLog, "decision-log", d.DecisionLog, "number of decisions that can be explained")
 }
 
-// trackerURLs are those of KVTrackerURL; nil for none.
-func (c *Config) trackerURLs() []string {
-	if c.KVTrackerURL == "" {
-		return nil
-	}
-	var urls []string
-	for raw := range strings.SplitSeq(c.KVTrackerURL, ",") {
-		urls = append(urls, strings.TrimSpace(raw))
-	}
-	return urls
-}
-
 // Validate reports all faults of the settings.
 func (c *Config) Validate() error {
 	var faults []error
@@ -181,15 +168,12 @@ func (c *Config) Validate() error {
 	if err := c.checkAdmin(); err != nil {
 		faults = append(faults, err)
 	}
-	for _, raw := range c.trackerURLs() {
-		if u, err := url.Parse(raw); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-			faults = append(faults, errors.New("kvtracker-url: want http://host:port, with commas between several"))
-			break
+	for name, list := range map[string]string{"kvtracker-url": c.KVTrackerURL, "accounting-url": c.AccountingURL} {
+		if list == "" {
+			continue
 		}
-	}
-	if c.AccountingURL != "" {
-		if err := rpc.CheckURLs(c.AccountingURL); err != nil {
-			faults = append(faults, fmt.Errorf("accounting-url: %w", err))
+		if err := rpc.CheckURLs(list); err != nil {
+			faults = append(faults, fmt.Errorf("%s: %w", name, err))
 		}
 	}
 	for name, bad := range map[string]bool{

@@ -50,7 +50,7 @@ func (s *server) trackers(ctx context.Context) *trackers.Set {
 		return nil
 	}
 	var list []trackers.Tracker
-	for _, url := range s.trackerURLs() {
+	for _, url := range rpc.URLs(s.KVTrackerURL) {
 		list = append(list, trackers.Tracker{URL: url, Client: rpc.Client(ctx, url, kvtrackerv1connect.NewKVTrackerServiceClient)})
 	}
 	return trackers.New(list, s.fleet, s.log)
