@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -84,7 +85,7 @@ func URLs(list string) (urls []string) {
 }
 
 // CheckURLs reports whether a list of URLs is of use to Client: http or https, with
-// a host, and all the same but for the host.
+// a host. A path counts of the first one only.
 func CheckURLs(list string) error {
 	urls := URLs(list)
 	if len(urls) == 0 {
@@ -344,6 +345,8 @@ func (p *replicas) resolve(ctx context.Context) {
 			}
 		}
 	}
+	// Those that are known stay: what is dropped would come and go with each look-up.
+	added = added[:min(len(added), max(0, maxReplicas-len(keep)))]
 	if ctx.Err() != nil || len(keep)+len(added) == 0 || len(added) == 0 && len(keep) == len(old) {
 		return
 	}
@@ -357,7 +360,7 @@ func (p *replicas) resolve(ctx context.Context) {
 	for _, r := range added {
 		list = slices.Insert(list, rand.IntN(len(list)+1), r)
 	}
-	p.list = list[:min(len(list), maxReplicas)]
+	p.list = list
 	if !slices.Contains(p.list, p.current) {
 		p.use(p.list[0])
 	}
@@ -371,13 +374,7 @@ func (p *replicas) resolve(ctx context.Context) {
 // lookUp returns the addresses of a URL's host as host:port, sorted. Of two
 // families one will do: they are of the same replicas.
 func lookUp(ctx context.Context, u *url.URL) ([]string, error) {
-	port := u.Port()
-	if port == "" {
-		port = map[string]string{"https": "443"}[u.Scheme]
-		if port == "" {
-			port = "80"
-		}
-	}
+	port := cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme])
 	if isAddress(u.Hostname()) {
 		return []string{net.JoinHostPort(u.Hostname(), port)}, nil
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/url"
@@ -254,6 +255,23 @@ func TestNamesAreResolved(t *testing.T) {
 	p.resolve(ctx)
 	if len(p.list) != 2 || p.current.address != "" {
 		t.Errorf("got %v, in use %v", p.list, p.current)
+	}
+}
+
+// More addresses than a client takes change nothing of those that it has.
+func TestReplicasAreBounded(t *testing.T) {
+	ctx := t.Context()
+	seeds := []*url.URL{{Scheme: "http", Host: "localhost:1"}}
+	for port := range maxReplicas {
+		seeds = append(seeds, &url.URL{Scheme: "http", Host: fmt.Sprintf("127.0.0.1:%d", port+1)})
+	}
+	p := several(ctx, seeds, time.Hour, func(address string, several bool) *http.Transport { return transport(ctx, address, several) })
+	p.list = slices.DeleteFunc(p.list, func(r *replica) bool { return r.base == seeds[0] }) // as if it were new
+	p.current = p.list[0]
+	before := slices.Clone(p.list)
+	p.resolve(ctx)
+	if !slices.Equal(p.list, before) || p.current != before[0] {
+		t.Errorf("%d replicas, of %d before, in use %v", len(p.list), len(before), p.current)
 	}
 }
 
