@@ -1,8 +1,8 @@
 // Package tlsfile makes TLS configurations of certificates in files that change
 // while a process runs, such as those of a mounted Secret that cert-manager renews.
 //
-// internal/daemon opens one Source for a process, internal/rpc serves and dials with
-// it, internal/bus gives it to the client of NATS. Files are read when they change;
+// internal/daemon and kinfctl open one Source for a process, internal/rpc serves and
+// dials with it. Files are read when they change;
 // what is of no use is logged, and the last good ones stay. A connection keeps what
 // it began with. A Source is safe for concurrent use.
 package tlsfile
@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -203,29 +202,4 @@ func (s *Source) Client(name string) *tls.Config {
 		out.Certificates = []tls.Certificate{*c.pair}
 	}
 	return out
-}
-
-// Roots are the authorities; nil: the system's.
-func (s *Source) Roots() *x509.CertPool { return s.now.Load().roots }
-
-// Certificate is the one to show to servers; an empty one, if there is none.
-func (s *Source) Certificate() tls.Certificate {
-	if c := s.now.Load(); c.pair != nil {
-		return *c.pair
-	}
-	return tls.Certificate{}
-}
-
-// Dial opens a TLS connection for HTTP/2 to addr (host:port), as http.Transport's
-// DialTLSContext does.
-func (s *Source) Dial(dialer *net.Dialer) func(ctx context.Context, network, addr string) (net.Conn, error) {
-	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		host, _, err := net.SplitHostPort(addr)
-		if err != nil {
-			return nil, err
-		}
-		conf := s.Client(host)
-		conf.NextProtos = []string{"h2"}
-		return (&tls.Dialer{NetDialer: dialer, Config: conf}).DialContext(ctx, network, addr)
-	}
 }

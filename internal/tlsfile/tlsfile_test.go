@@ -150,7 +150,7 @@ func TestWhoIsLetIn(t *testing.T) {
 	us, them := open(t, mounted(a), io.Discard), open(t, mounted(b), io.Discard)
 	anybody := open(t, tlsfile.Files{CA: filepath.Join(a, "ca.crt")}, io.Discard)
 	stranger := them.Client("kinference-router")
-	stranger.RootCAs = us.Roots() // it believes us, we do not believe it
+	stranger.RootCAs = us.Client("").RootCAs // it believes us, we do not believe it
 	for _, tc := range []struct {
 		name           string
 		server, client *tls.Config
@@ -163,7 +163,7 @@ func TestWhoIsLetIn(t *testing.T) {
 		{"another authority's caller", us.Server(true), stranger, "certificate"},
 		{"no certificate", us.Server(true), anybody.Client("kinference-router"), "certificate"},
 		{"none asked for", us.Server(false), anybody.Client("kinference-router"), ""},
-		{"old TLS", us.Server(false), &tls.Config{RootCAs: us.Roots(), ServerName: "localhost", MaxVersion: tls.VersionTLS11}, "version"}, //nolint:gosec // what is to be refused
+		{"old TLS", us.Server(false), &tls.Config{RootCAs: us.Client("").RootCAs, ServerName: "localhost", MaxVersion: tls.VersionTLS11}, "version"}, //nolint:gosec // what is to be refused
 		{"nothing to serve with", anybody.Server(false), us.Client("kinference-router"), "error"},
 	} {
 		_, err := shake(t, tc.server, tc.client)
