@@ -146,13 +146,13 @@ func (x *exchange) defaultMaxTokens(room int64) {
 	x.setMaxTokens("max_tokens", x.req.MaxTokens)
 }
 
-// room is what the context leaves for one answer, by the shortest of those that
-// may serve the request; 0: unknown.
+// room is what the context leaves for one answer to the longest prompt, by the
+// shortest of those that may serve the request; 0: unknown.
 func (x *exchange) room() int64 {
 	room := int64(0)
 	for i := range x.prompts {
 		if p := &x.prompts[i]; p.Profile.MaxModelLen > 0 {
-			if left := int64(max(1, p.Profile.MaxModelLen-p.Tokens)); room == 0 || left < room {
+			if left := int64(max(1, p.Profile.MaxModelLen-p.Longest())); room == 0 || left < room {
 				room = left
 			}
 		}

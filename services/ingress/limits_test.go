@@ -531,6 +531,7 @@ func TestMaxTokens(t *testing.T) {
 		{"hostile n", textPath, `{"model":"chat","prompt":[1,2],"max_tokens":7,"n":128}`, 100, 500, nil, "", 7 * 128},
 		{"negative n", textPath, `{"model":"chat","prompt":[1,2],"max_tokens":7,"n":-5}`, 100, 500, nil, "", 7},
 		{"several prompts", textPath, `{"model":"chat","prompt":[[1,2],[3,4,5],[6]],"max_tokens":7}`, 100, 500, nil, "", 21},
+		{"several prompts of which the longest leaves less", textPath, `{"model":"chat","prompt":[[1,2],[3,4,5]]}`, 5000, 0, []string{`"max_tokens":4093`}, "", 2 * 4093},
 		{"no limits of the tenant", textPath, `{"model":"chat","prompt":[1,2],"max_tokens":900}`, 0, 0, []string{`"max_tokens":900`}, "", 900},
 		{"nothing is said", textPath, `{"model":"chat","prompt":[1,2]}`, 0, 0, nil, `"max_tokens"`, 1024},
 		{"default beyond the context", textPath, `{"model":"chat","prompt":[1,2]}`, 5000, 0, []string{`"max_tokens":4094`}, "", 4094},
