@@ -59,6 +59,9 @@ func (v *server) counts(w http.ResponseWriter, r *http.Request, a *admission) {
 	if e == nil {
 		e = x.resolve()
 	}
+	if e == nil { // a worker may be asked, which fetches what is named by URL
+		e = x.checkShape()
+	}
 	if e == nil {
 		x.attributes, e = x.attributesOf()
 	}

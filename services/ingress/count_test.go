@@ -1,6 +1,7 @@
 package ingress_test
 
 import (
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -49,5 +50,23 @@ func TestCountsAreRequests(t *testing.T) {
 		if !strings.Contains(page, want) {
 			t.Errorf("no %s", want)
 		}
+	}
+}
+
+// Who only counts tokens cannot have a worker fetch what it would not fetch for a chat,
+// however the name is written.
+func TestCountsFetchNothing(t *testing.T) {
+	_, text := ids(40)
+	a := &asked{}
+	a.render = func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{"token_ids":`+text+`}`) }
+	e := startAsked(t, a, nil)
+	for _, name := range []string{"image_url", `\u0069mage_url`} {
+		resp, body := e.post("/tokenize", `{"model":"chat","messages":[{"role":"user","content":[{"`+name+`":{"url":"http://169.254.169.254/x"}}]}]}`)
+		if _, _, code := parseError(t, body); resp.StatusCode != http.StatusBadRequest || code != "media_url_not_allowed" {
+			t.Errorf("%s: %d %s", name, resp.StatusCode, body)
+		}
+	}
+	if n := a.renders.Load() + a.others.Load(); n != 0 {
+		t.Errorf("a worker was asked %d times", n)
 	}
 }
