@@ -11,7 +11,6 @@ import (
 	"bytes"
 	"compress/gzip"
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -48,8 +47,8 @@ type Image struct {
 	Layers           [][]File
 }
 
-// Descriptor names a blob.
-type Descriptor struct {
+// descriptor names a blob.
+type descriptor struct {
 	MediaType   string            `json:"mediaType"`
 	Digest      string            `json:"digest"`
 	Size        int64             `json:"size"`
@@ -65,14 +64,14 @@ type platform struct {
 type index struct {
 	SchemaVersion int          `json:"schemaVersion"`
 	MediaType     string       `json:"mediaType"`
-	Manifests     []Descriptor `json:"manifests"`
+	Manifests     []descriptor `json:"manifests"`
 }
 
 type manifest struct {
 	SchemaVersion int               `json:"schemaVersion"`
 	MediaType     string            `json:"mediaType"`
-	Config        Descriptor        `json:"config"`
-	Layers        []Descriptor      `json:"layers"`
+	Config        descriptor        `json:"config"`
+	Layers        []descriptor      `json:"layers"`
 	Annotations   map[string]string `json:"annotations,omitempty"`
 }
 
@@ -111,20 +110,19 @@ type archive struct {
 	order []string
 }
 
-func (a *archive) add(mediaType string, data []byte) Descriptor {
-	sum := sha256.Sum256(data)
-	digest := hex.EncodeToString(sum[:])
+func (a *archive) add(mediaType string, data []byte) descriptor {
+	digest := digestOf(data)
 	if _, ok := a.blobs[digest]; !ok {
 		a.blobs[digest] = data
 		a.order = append(a.order, digest)
 	}
-	return Descriptor{MediaType: mediaType, Digest: "sha256:" + digest, Size: int64(len(data))}
+	return descriptor{MediaType: mediaType, Digest: digest, Size: int64(len(data))}
 }
 
-func (a *archive) addJSON(mediaType string, v any) (Descriptor, error) {
+func (a *archive) addJSON(mediaType string, v any) (descriptor, error) {
 	data, err := json.Marshal(v)
 	if err != nil {
-		return Descriptor{}, err
+		return descriptor{}, err
 	}
 	return a.add(mediaType, data), nil
 }
@@ -157,34 +155,34 @@ func Write(w io.Writer, ref string, images ...Image) (digest string, err error) 
 	}
 	top.Annotations = map[string]string{"io.containerd.image.name": ref, "org.opencontainers.image.ref.name": ref[strings.LastIndexByte(ref, ':')+1:]}
 	t := tar.NewWriter(w)
-	put := func(name string, v any) {
-		if err != nil {
-			return
-		}
-		data, ok := v.([]byte)
-		if !ok {
-			data, err = json.Marshal(v)
-		}
+	put := func(name string, data []byte) {
 		if err == nil {
 			err = entry(t, File{Path: name, Mode: 0o644, Data: data}, time.Unix(0, 0))
 		}
 	}
-	put("oci-layout", map[string]string{"imageLayoutVersion": "1.0.0"})
-	for _, digest := range a.order {
-		put("blobs/sha256/"+digest, a.blobs[digest])
+	putJSON := func(name string, v any) {
+		data, bad := json.Marshal(v)
+		err = errors.Join(err, bad)
+		put(name, data)
 	}
-	put("index.json", index{SchemaVersion: 2, MediaType: typeIndex, Manifests: []Descriptor{top}})
-	put("manifest.json", docker)
+	putJSON("oci-layout", map[string]string{"imageLayoutVersion": "1.0.0"})
+	for _, digest := range a.order {
+		put(blobPath(digest), a.blobs[digest])
+	}
+	putJSON("index.json", index{SchemaVersion: 2, MediaType: typeIndex, Manifests: []descriptor{top}})
+	putJSON("manifest.json", docker)
 	if err == nil {
 		err = t.Close()
 	}
 	return top.Digest, err
 }
 
+func digestOf(data []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(data)) }
+
 func blobPath(digest string) string { return "blobs/" + strings.Replace(digest, ":", "/", 1) }
 
 // image adds the blobs of one image.
-func (a *archive) image(img Image) (Descriptor, manifest, error) {
+func (a *archive) image(img Image) (descriptor, manifest, error) {
 	m := manifest{SchemaVersion: 2, MediaType: typeManifest, Annotations: img.Labels}
 	c := config{Created: img.Created.UTC(), Architecture: img.Architecture, OS: img.OS}
 	c.Config.User, c.Config.Env, c.Config.Entrypoint, c.Config.Labels = img.User, img.Env, img.Entrypoint, img.Labels
@@ -192,16 +190,15 @@ func (a *archive) image(img Image) (Descriptor, manifest, error) {
 	for _, files := range img.Layers {
 		plain, packed, err := layer(files, img.Created)
 		if err != nil {
-			return Descriptor{}, m, err
+			return descriptor{}, m, err
 		}
-		sum := sha256.Sum256(plain)
-		c.RootFS.DiffIDs = append(c.RootFS.DiffIDs, "sha256:"+hex.EncodeToString(sum[:]))
+		c.RootFS.DiffIDs = append(c.RootFS.DiffIDs, digestOf(plain))
 		c.History = append(c.History, history{Created: c.Created, CreatedBy: "kinference images"})
 		m.Layers = append(m.Layers, a.add(typeLayer, packed))
 	}
 	var err error
 	if m.Config, err = a.addJSON(typeConfig, c); err != nil {
-		return Descriptor{}, m, err
+		return descriptor{}, m, err
 	}
 	d, err := a.addJSON(typeManifest, m)
 	d.Platform = &platform{Architecture: img.Architecture, OS: img.OS}

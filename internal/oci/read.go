@@ -4,8 +4,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -59,15 +57,14 @@ func check(blobs map[string][]byte) (*Archive, error) {
 	if err := json.Unmarshal(blobs["oci-layout"], &layout); err != nil || layout.ImageLayoutVersion != "1.0.0" {
 		return nil, errors.New("it is no image layout")
 	}
-	blob := func(d Descriptor) ([]byte, error) {
+	blob := func(d descriptor) ([]byte, error) {
 		data, ok := blobs[blobPath(d.Digest)]
-		sum := sha256.Sum256(data)
-		if !ok || d.Digest != "sha256:"+hex.EncodeToString(sum[:]) || d.Size != int64(len(data)) {
+		if !ok || d.Digest != digestOf(data) || d.Size != int64(len(data)) {
 			return nil, fmt.Errorf("blob %s is missing or another one", d.Digest)
 		}
 		return data, nil
 	}
-	read := func(d Descriptor, mediaType string, v any) error {
+	read := func(d descriptor, mediaType string, v any) error {
 		data, err := blob(d)
 		if err == nil && d.MediaType != mediaType {
 			err = fmt.Errorf("%s is %s, want %s", d.Digest, d.MediaType, mediaType)
@@ -135,7 +132,7 @@ func unpack(packed []byte, diffID string) (out []File, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if sum := sha256.Sum256(plain); diffID != "sha256:"+hex.EncodeToString(sum[:]) {
+	if diffID != digestOf(plain) {
 		return nil, errors.New("it unpacks to something else")
 	}
 	t := tar.NewReader(bytes.NewReader(plain))

@@ -86,10 +86,11 @@ func SBOM(path, name, version, digest string, created time.Time) ([]byte, error)
 		add(p)
 		doc.Relationships = append(doc.Relationships, relationship{program, "CONTAINS", p.ID})
 	}
-	contains(spdxPackage{
-		ID: "SPDXRef-go", Name: "stdlib", Version: strings.TrimPrefix(info.GoVersion, "go"), Declared: "BSD-3-Clause",
-		ExternalRefs: []externalRef{{"PACKAGE-MANAGER", "purl", "pkg:golang/stdlib@" + strings.TrimPrefix(info.GoVersion, "go")}},
-	})
+	purl := func(module, version string) []externalRef {
+		return []externalRef{{"PACKAGE-MANAGER", "purl", "pkg:golang/" + module + "@" + url.QueryEscape(version)}}
+	}
+	goVersion := strings.TrimPrefix(info.GoVersion, "go")
+	contains(spdxPackage{ID: "SPDXRef-go", Name: "stdlib", Version: goVersion, Declared: "BSD-3-Clause", ExternalRefs: purl("stdlib", goVersion)})
 	for i, m := range info.Deps {
 		if m.Replace != nil && m.Replace.Version == "" {
 			continue // another module of this repository
@@ -97,10 +98,7 @@ func SBOM(path, name, version, digest string, created time.Time) ([]byte, error)
 		if m.Replace != nil {
 			m = m.Replace
 		}
-		p := spdxPackage{
-			ID: fmt.Sprintf("SPDXRef-module-%d", i), Name: m.Path, Version: m.Version,
-			ExternalRefs: []externalRef{{"PACKAGE-MANAGER", "purl", "pkg:golang/" + m.Path + "@" + url.QueryEscape(m.Version)}},
-		}
+		p := spdxPackage{ID: fmt.Sprintf("SPDXRef-module-%d", i), Name: m.Path, Version: m.Version, ExternalRefs: purl(m.Path, m.Version)}
 		// h1: is a SHA-256 of the list of the module's files.
 		if sum, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(m.Sum, "h1:")); err == nil && len(sum) == 32 {
 			p.Checksums = []checksum{{"SHA256", hex.EncodeToString(sum)}}
