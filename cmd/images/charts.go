@@ -10,7 +10,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -19,7 +18,8 @@ import (
 	"github.com/kinference/kinference/deploy/charts"
 )
 
-// chartVersion is what the charts of the repository are until they are released.
+// chartVersion is what the charts of the repository, and the images that they run,
+// are until they are released.
 const chartVersion = "0.1.0"
 
 // packageCharts writes the charts that are released as NAME-VERSION.tgz, as `helm
@@ -33,13 +33,9 @@ func packageCharts(args []string) error {
 	if err := f.Parse(args); err != nil {
 		return err
 	}
-	at := time.Unix(0, 0)
-	if s.created != "" {
-		seconds, err := strconv.ParseInt(s.created, 10, 64)
-		if err != nil {
-			return fmt.Errorf("created: %w", err)
-		}
-		at = time.Unix(seconds, 0)
+	at, err := s.at()
+	if err != nil {
+		return err
 	}
 	if err := os.MkdirAll(s.out, 0o755); err != nil {
 		return err

@@ -6,6 +6,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -50,7 +51,7 @@ func run(ctx context.Context, args []string, w io.Writer) error {
 	fs.StringVar(&s.root, "root", ".", "the repository")
 	fs.StringVar(&s.out, "out", "out/images", "folder for what is written")
 	fs.StringVar(&s.registry, "registry", "ghcr.io/kinference", "registry and path of the images' names")
-	fs.StringVar(&s.version, "version", "0.1.0", "version, which is their tag")
+	fs.StringVar(&s.version, "version", chartVersion, "version, which is their tag")
 	fs.StringVar(&s.authorities, "authorities", "/etc/ssl/certs/ca-certificates.crt", "PEM file with the public certificate authorities")
 	fs.StringVar(&s.created, "created", os.Getenv("SOURCE_DATE_EPOCH"), "time of the images in seconds since 1970; empty: 0")
 	fs.StringVar(&s.services, "services", "ingress,router,kvtracker,limiter,classifier,accounting,kinference,kinfctl", "programs, comma separated")
@@ -58,12 +59,9 @@ func run(ctx context.Context, args []string, w io.Writer) error {
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
-	seconds := int64(0)
-	if s.created != "" {
-		var err error
-		if seconds, err = strconv.ParseInt(s.created, 10, 64); err != nil {
-			return fmt.Errorf("created: %w", err)
-		}
+	at, err := s.at()
+	if err != nil {
+		return err
 	}
 	authorities, err := os.ReadFile(s.authorities)
 	if err != nil {
@@ -74,7 +72,7 @@ func run(ctx context.Context, args []string, w io.Writer) error {
 	}
 	var digests, sums strings.Builder
 	for _, service := range strings.Split(s.services, ",") {
-		if err := s.build(ctx, service, authorities, time.Unix(seconds, 0), &digests, &sums); err != nil {
+		if err := s.build(ctx, service, authorities, at, &digests, &sums); err != nil {
 			return fmt.Errorf("%s: %w", service, err)
 		}
 	}
@@ -83,6 +81,18 @@ func run(ctx context.Context, args []string, w io.Writer) error {
 	}
 	return errors.Join(os.WriteFile(filepath.Join(s.out, "digests.txt"), []byte(digests.String()), 0o644),
 		os.WriteFile(filepath.Join(s.out, "SHA256SUMS"), []byte(sums.String()), 0o644))
+}
+
+// at is the time that created names.
+func (s *settings) at() (time.Time, error) {
+	if s.created == "" {
+		return time.Unix(0, 0), nil
+	}
+	seconds, err := strconv.ParseInt(s.created, 10, 64)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("created: %w", err)
+	}
+	return time.Unix(seconds, 0), nil
 }
 
 // build writes SERVICE.tar and a list of what each program was built of.
@@ -126,20 +136,24 @@ func (s *settings) build(ctx context.Context, service string, authorities []byte
 			Layers: [][]oci.File{base, {{Path: "service", Mode: 0o755, Data: program}, {Path: "usr/share/sbom/service.spdx.json", Mode: 0o644, Data: sbom}}},
 		})
 	}
-	var tar strings.Builder
+	var tar bytes.Buffer
 	ref := s.registry + "/" + service + ":" + s.version
 	digest, err := oci.Write(&tar, ref, images...)
 	if err != nil {
 		return err
 	}
 	// What was written is what will be read.
-	if a, err := oci.Read(strings.NewReader(tar.String())); err != nil || a.Digest != digest {
-		return fmt.Errorf("the image does not read as it was written: %w", err)
+	a, err := oci.Read(bytes.NewReader(tar.Bytes()))
+	if err != nil {
+		return fmt.Errorf("read the image that was written: %w", err)
+	}
+	if a.Digest != digest {
+		return fmt.Errorf("the image reads as %s, written was %s", a.Digest, digest)
 	}
 	if _, err := fmt.Fprintf(digests, "%s@%s\n", ref, digest); err != nil {
 		return err
 	}
-	return s.write(service+".tar", []byte(tar.String()), sums)
+	return s.write(service+".tar", tar.Bytes(), sums)
 }
 
 // write writes a file and its line in SHA256SUMS.
