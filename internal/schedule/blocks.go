@@ -41,10 +41,7 @@ func common(a, b blocks, known int) int {
 // overlap is the number of leading blocks of p that some request on its way to
 // the worker, or just finished there, has in common; at least known.
 func (w *worker) overlap(p blocks, known int, recent bool) int {
-	for _, e := range w.waiting {
-		known = common(e.prompt, p, known)
-	}
-	for _, e := range w.running {
+	for e := range w.flight() {
 		known = common(e.prompt, p, known)
 	}
 	if recent {

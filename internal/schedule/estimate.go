@@ -81,7 +81,7 @@ func (s *Scheduler) look(t float64, w *worker, c *Candidate) *view {
 	v.busy = w.inFlight() + int(w.othersRunning+w.othersWaiting+0.5)
 	v.step = speed.decodeStep(v.b, v.ctx) * v.slow
 	if w.pages.total > 0 {
-		own, _ := w.own(t, v.step, s)
+		own := w.own(t, v.step, s)
 		if t-w.sampled < biasExpiry {
 			own += w.pages.bias
 		}

@@ -3,6 +3,7 @@ package schedule
 import (
 	"cmp"
 	"container/list"
+	"iter"
 	"math"
 	"slices"
 )
@@ -123,13 +124,24 @@ const (
 
 func (w *worker) inFlight() int { return len(w.waiting) + len(w.running) }
 
+// flight yields the requests in flight at the worker.
+func (w *worker) flight() iter.Seq[*entry] {
+	return func(yield func(*entry) bool) {
+		for _, list := range [...][]*entry{w.waiting, w.running} {
+			for _, e := range list {
+				if !yield(e) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // booked is the number of this router's own requests in flight.
 func (w *worker) booked() (n int) {
-	for _, list := range [][]*entry{w.waiting, w.running} {
-		for _, e := range list {
-			if e.from == "" {
-				n++
-			}
+	for e := range w.flight() {
+		if e.from == "" {
+			n++
 		}
 	}
 	return n
@@ -309,11 +321,9 @@ func (s *Scheduler) reconcile(t, at float64, w *worker, l *Load) {
 	s.lost(t, at, known, w)
 	limit := max(at-lostIdle*s.scale, min(at, w.progress)-lostAfter*s.scale)
 	var old []*entry
-	for _, list := range [][]*entry{w.waiting, w.running} {
-		for _, e := range list {
-			if e.heard < limit {
-				old = append(old, e)
-			}
+	for e := range w.flight() {
+		if e.heard < limit {
+			old = append(old, e)
 		}
 	}
 	slices.SortFunc(old, func(a, b *entry) int { return cmp.Compare(a.heard, b.heard) })
@@ -384,10 +394,8 @@ func (w *worker) prune(t float64) {
 // restarted notes that the worker's cache is empty.
 func (w *worker) restarted() {
 	w.recent, w.mirror = nil, mirror{}
-	for _, list := range [][]*entry{w.waiting, w.running} {
-		for _, e := range list {
-			e.prompt.hashes = nil
-		}
+	for e := range w.flight() {
+		e.prompt.hashes = nil
 	}
 	w.pages.act = 0
 	w.changes++

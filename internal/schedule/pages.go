@@ -2,7 +2,6 @@ package schedule
 
 import (
 	"cmp"
-	"iter"
 	"math"
 	"slices"
 )
@@ -43,29 +42,13 @@ func (w *worker) tail(t float64, e *entry, step float64, s *Scheduler) float64 {
 	return 1 + math.Floor((float64(e.tokens%w.pages.size)+generated)/float64(w.pages.size))
 }
 
-// flight yields the requests in flight at the worker.
-func (w *worker) flight() iter.Seq[*entry] {
-	return func(yield func(*entry) bool) {
-		for _, list := range [...][]*entry{w.waiting, w.running} {
-			for _, e := range list {
-				if !yield(e) {
-					return
-				}
-			}
-		}
+// own is the number of pages that the requests of the ledger hold.
+func (w *worker) own(t, step float64, s *Scheduler) float64 {
+	used := float64(w.pages.act)
+	for e := range w.flight() {
+		used += w.pages.extra + w.tail(t, e, step, s)
 	}
-}
-
-// own is the number of pages that the requests of the ledger hold, and how
-// many requests there are.
-func (w *worker) own(t, step float64, s *Scheduler) (used float64, n int) {
-	used = float64(w.pages.act)
-	for _, list := range [][]*entry{w.waiting, w.running} {
-		for _, e := range list {
-			used += w.pages.extra + w.tail(t, e, step, s)
-		}
-	}
-	return used, w.inFlight()
+	return used
 }
 
 // hold takes the pages of an entry that is about to join those in flight.
@@ -97,14 +80,7 @@ func (w *worker) hold(t float64, e *entry) {
 // free gives back the pages of an entry that is about to leave, and returns how
 // many. What was computed stays cached, the deepest blocks the first to go.
 func (w *worker) free(t float64, s *Scheduler, e *entry) float64 {
-	shared := 0
-	for _, list := range [][]*entry{w.waiting, w.running} {
-		for _, o := range list {
-			if o != e {
-				shared = common(o.prompt, e.prompt, shared)
-			}
-		}
-	}
+	shared := w.shared(e)
 	n := max(0, e.prompt.len()-shared)
 	w.pages.act = max(0, w.pages.act-n)
 	if w.inFlight() == 1 {
@@ -133,14 +109,12 @@ func (s *Scheduler) account(t, at float64, w *worker, usage float64) {
 		return
 	}
 	used := clamp(usage, 0, 1) * float64(w.pages.total)
-	own, n := w.own(t, w.view.step, s)
+	own, n := w.own(t, w.view.step, s), w.inFlight()
 	clean := w.othersRunning+w.othersWaiting == 0 && n > 0 && len(w.waiting) == 0
-	for _, list := range [][]*entry{w.waiting, w.running} {
-		for _, e := range list {
-			if e.routed > at {
-				own -= float64(e.prompt.len()-w.mirrorless(e)) + w.pages.extra + w.tail(t, e, w.view.step, s)
-				clean = false
-			}
+	for e := range w.flight() {
+		if e.routed > at {
+			own -= float64(e.prompt.len()-w.shared(e)) + w.pages.extra + w.tail(t, e, w.view.step, s)
+			clean = false
 		}
 	}
 	for i := range w.recent {
@@ -152,25 +126,23 @@ func (s *Scheduler) account(t, at float64, w *worker, usage float64) {
 	if clean {
 		each := w.pages.extra + (used-own)/float64(n)
 		w.pages.extra += extraGain * (clamp(each, 0, maxExtra) - w.pages.extra)
-		own, _ = w.own(t, w.view.step, s)
+		own = w.own(t, w.view.step, s)
 	}
 	w.pages.bias = max(0, used-own)
 }
 
-// mirrorless is the number of an entry's blocks that others in flight hold too.
-func (w *worker) mirrorless(e *entry) int {
-	shared := 0
-	for _, list := range [][]*entry{w.waiting, w.running} {
-		for _, o := range list {
-			if o != e {
-				shared = common(o.prompt, e.prompt, shared)
-			}
+// shared is the number of an entry's blocks that others in flight hold too.
+func (w *worker) shared(e *entry) (n int) {
+	for o := range w.flight() {
+		if o != e {
+			n = common(o.prompt, e.prompt, n)
 		}
 	}
-	return shared
+	return n
 }
 
-// exit is when requests that end will have freed so many pages in all.
+// exit is when a request ends, and the pages that it frees; in a list of exits
+// those of all that end before it as well.
 type exit struct{ at, freed float64 }
 
 // exits predicts when the requests in flight free their pages, soonest first.

@@ -193,15 +193,13 @@ func (s *Scheduler) Gone(now time.Time, from string) {
 func (s *Scheduler) lost(t, at, known float64, w *worker) {
 	n := 0
 	var old *entry
-	for _, list := range [][]*entry{w.waiting, w.running} {
-		for _, e := range list {
-			if e.routed > at {
-				continue
-			}
-			n++
-			if e.from != "" && e.heard < at-lostRemote*s.scale && (old == nil || e.heard < old.heard) {
-				old = e
-			}
+	for e := range w.flight() {
+		if e.routed > at {
+			continue
+		}
+		n++
+		if e.from != "" && e.heard < at-lostRemote*s.scale && (old == nil || e.heard < old.heard) {
+			old = e
 		}
 	}
 	if old == nil || float64(n) <= known {
