@@ -53,44 +53,41 @@ func (c *cluster) valueFlags(cmd *cobra.Command) {
 }
 
 // unpacked are the embedded charts in a folder, with the dependencies in place.
-func (c *cluster) unpacked() (dir string, remove func(), err error) {
+func unpacked() (dir string, remove func(), err error) {
 	dir, err = os.MkdirTemp("", "kinference-charts-")
 	if err != nil {
 		return "", nil, fmt.Errorf("unpack charts: %w", err)
 	}
 	remove = func() { _ = os.RemoveAll(dir) } // scratch
-	err = os.CopyFS(dir, charts.Files)
-	for _, name := range charts.Order {
-		if err == nil {
-			// What helm's `dependency update` does for file:// repositories.
-			err = link(dir, name)
+	for _, chart := range []string{"kinference", definitions} {
+		if err := unpack(chart, filepath.Join(dir, chart)); err != nil {
+			remove()
+			return "", nil, fmt.Errorf("unpack chart %s: %w", chart, err)
 		}
-	}
-	if err != nil {
-		remove()
-		return "", nil, fmt.Errorf("unpack charts: %w", err)
 	}
 	return dir, remove, nil
 }
 
-// link puts the charts that a chart depends on below it.
-func link(dir, name string) error {
-	raw, err := os.ReadFile(filepath.Join(dir, name, "Chart.yaml"))
+// unpack writes a chart into the folder to, and the charts that it depends on below
+// it, as helm's `dependency update` does.
+func unpack(chart, to string) error {
+	files, err := fs.Sub(charts.Files, chart)
 	if err != nil {
 		return err
 	}
-	var meta struct {
-		Dependencies []struct{ Name, Repository string }
+	raw, err := fs.ReadFile(files, "Chart.yaml")
+	if err != nil {
+		return err
 	}
+	var meta struct{ Dependencies []struct{ Name string } }
 	if err := yaml.Unmarshal(raw, &meta); err != nil {
 		return err
 	}
+	if err := os.CopyFS(to, files); err != nil {
+		return err
+	}
 	for _, d := range meta.Dependencies {
-		from, ok := strings.CutPrefix(d.Repository, "file://../")
-		if !ok {
-			return fmt.Errorf("chart %s: %s is not beside it", name, d.Name)
-		}
-		if err := os.CopyFS(filepath.Join(dir, name, "charts", d.Name), os.DirFS(filepath.Join(dir, from))); err != nil {
+		if err := unpack(d.Name, filepath.Join(to, "charts", d.Name)); err != nil {
 			return err
 		}
 	}
@@ -136,24 +133,30 @@ func (c *cluster) runHelm(ctx context.Context, stdout, stderr io.Writer, args ..
 	return nil
 }
 
+// askHelm runs helm and returns what it says.
+func (c *cluster) askHelm(ctx context.Context, args ...string) (string, error) {
+	var out, stderr bytes.Buffer
+	err := c.runHelm(ctx, &out, &stderr, args...)
+	if text := strings.TrimSpace(stderr.String()); err != nil && text != "" {
+		err = fmt.Errorf("%w\n%s", err, text)
+	}
+	return out.String(), err
+}
+
 // render is what would be applied, without asking a cluster.
-func (c *cluster) render(ctx context.Context, dir string, crds bool) (string, error) {
+func (c *cluster) render(ctx context.Context, dir string, crds bool) (out string, err error) {
 	args, err := c.values(dir)
 	if err != nil {
 		return "", err
 	}
-	var out, stderr bytes.Buffer
 	if crds {
-		if err := c.runHelm(ctx, &out, &stderr, "template", definitions, filepath.Join(dir, definitions)); err != nil {
-			return "", fmt.Errorf("%w\n%s", err, stderr.String())
+		if out, err = c.askHelm(ctx, "template", definitions, filepath.Join(dir, definitions)); err != nil {
+			return "", err
 		}
 	}
 	// Who asks knows what the cluster has to offer; check --pre looks.
-	args = append([]string{"template", c.release, filepath.Join(dir, "kinference"), "--namespace", c.namespace, "--api-versions", "monitoring.coreos.com/v1"}, args...)
-	if err := c.runHelm(ctx, &out, &stderr, args...); err != nil {
-		return "", fmt.Errorf("%w\n%s", err, stderr.String())
-	}
-	return out.String(), nil
+	text, err := c.askHelm(ctx, append([]string{"template", c.release, filepath.Join(dir, "kinference"), "--namespace", c.namespace, "--api-versions", "monitoring.coreos.com/v1"}, args...)...)
+	return out + text, err
 }
 
 // ask runs kubectl and returns what it says.
@@ -176,9 +179,6 @@ func (c *cluster) ask(ctx context.Context, args ...string) (string, error) {
 
 // installed tells whether the release is there.
 func (c *cluster) installed(ctx context.Context) (bool, error) {
-	var out, stderr bytes.Buffer
-	if err := c.runHelm(ctx, &out, &stderr, "list", "--namespace", c.namespace, "--filter", "^"+c.release+"$", "--short"); err != nil {
-		return false, fmt.Errorf("%w\n%s", err, stderr.String())
-	}
-	return strings.TrimSpace(out.String()) != "", nil
+	out, err := c.askHelm(ctx, "list", "--namespace", c.namespace, "--filter", "^"+c.release+"$", "--short")
+	return strings.TrimSpace(out) != "", err
 }

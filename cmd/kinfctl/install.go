@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -35,7 +34,7 @@ given anew. With --dry-run the manifests are written instead, and no cluster is 
 	cmd.Flags().StringVar(&timeout, "timeout", "5m", "how long to wait")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		ctx, out, log := cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr()
-		dir, remove, err := c.unpacked()
+		dir, remove, err := unpacked()
 		if err != nil {
 			return err
 		}
@@ -45,6 +44,10 @@ given anew. With --dry-run the manifests are written instead, and no cluster is 
 			if err == nil {
 				_, err = io.WriteString(out, text)
 			}
+			return err
+		}
+		args, err := c.values(dir)
+		if err != nil {
 			return err
 		}
 		switch there, err := c.installed(ctx); {
@@ -59,10 +62,6 @@ given anew. With --dry-run the manifests are written instead, and no cluster is 
 			if err := c.runHelm(ctx, io.Discard, log, "upgrade", "--install", definitions, filepath.Join(dir, definitions)); err != nil {
 				return err
 			}
-		}
-		args, err := c.values(dir)
-		if err != nil {
-			return err
 		}
 		args = append([]string{"upgrade", "--install", c.release, filepath.Join(dir, "kinference"), "--namespace", c.namespace, "--timeout", timeout}, args...)
 		if first {
@@ -97,26 +96,22 @@ Volume claims stay. With --dry-run the objects that would be deleted are listed.
 			releases = append(releases, []string{definitions})
 		}
 		for _, release := range releases {
+			var err error
 			if dryRun {
-				if err := c.list(ctx, out, log, release); err != nil {
-					return err
-				}
-				continue
+				err = c.list(ctx, out, release)
+			} else {
+				err = c.runHelm(ctx, out, log, append([]string{"uninstall"}, release...)...)
 			}
-			if err := c.runHelm(ctx, out, log, append([]string{"uninstall"}, release...)...); err != nil {
+			if err != nil {
 				return err
 			}
 		}
-		if !all {
+		if !all || dryRun {
 			return nil
 		}
 		// The chart marks them to stay, so that they are not lost by accident.
 		names, err := definitionNames()
 		if err != nil {
-			return err
-		}
-		if dryRun {
-			_, err = fmt.Fprintln(out, "CustomResourceDefinition "+strings.Join(names, "\nCustomResourceDefinition "))
 			return err
 		}
 		_, err = c.ask(ctx, append([]string{"delete", "customresourcedefinitions", "--ignore-not-found"}, names...)...)
@@ -126,12 +121,12 @@ Volume claims stay. With --dry-run the objects that would be deleted are listed.
 }
 
 // list names the objects of a release.
-func (c *cluster) list(ctx context.Context, out, log io.Writer, release []string) error {
-	var text bytes.Buffer
-	if err := c.runHelm(ctx, &text, log, append([]string{"get", "manifest"}, release...)...); err != nil {
+func (c *cluster) list(ctx context.Context, out io.Writer, release []string) error {
+	text, err := c.askHelm(ctx, append([]string{"get", "manifest"}, release...)...)
+	if err != nil {
 		return err
 	}
-	list, err := manifests(text.String())
+	list, err := manifests(text)
 	if err != nil {
 		return err
 	}

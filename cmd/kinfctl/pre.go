@@ -1,12 +1,10 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os/exec"
@@ -114,16 +112,15 @@ func (c *checker) warn(category, name, hint string) {
 // before looks at what an installation with these values needs and does not bring.
 func (c *cluster) before(ctx context.Context) ([]check, error) {
 	var k checker
-	dir, remove, err := c.unpacked()
+	dir, remove, err := unpacked()
 	if err != nil {
 		return nil, err
 	}
 	defer remove()
 
-	var out bytes.Buffer
-	err = c.runHelm(ctx, &out, io.Discard, "version", "--template", "{{.Version}}")
-	if err == nil && !helmIsNew(out.String()) {
-		err = fmt.Errorf("it is %s", strings.TrimSpace(out.String()))
+	version, err := c.askHelm(ctx, "version", "--template", "{{.Version}}")
+	if err == nil && !helmIsNew(version) {
+		err = fmt.Errorf("it is %s", strings.TrimSpace(version))
 	}
 	if !k.add("tools", "helm is there", err, "install helm 4, or 3.18 and later") {
 		return k.list, nil

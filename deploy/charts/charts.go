@@ -8,9 +8,3 @@ import "embed"
 //
 //go:embed */Chart.yaml */values*.yaml */values.schema.json */templates/*
 var Files embed.FS
-
-// Order names the folders so that a chart comes behind those that it depends on. The
-// definitions, kinference-crds, depend on nothing and are installed first.
-var Order = []string{
-	"lib", "ingress", "router", "kvtracker", "relay", "limiter", "classifier", "accounting", "nats", "redis", "kinference", "kinference-crds",
-}
