@@ -14,9 +14,11 @@ import (
 
 // Results are the runs behind the routing tables, as they are kept in a file.
 type Results struct {
-	Command string   `json:"command"`
-	Go      string   `json:"go"`
-	Note    string   `json:"note"`
+	Command string `json:"command"`
+	Go      string `json:"go"`
+	Note    string `json:"note"`
+	// NoTrace says that the cases of the Mooncake trace had generated requests.
+	NoTrace string   `json:"no_trace,omitempty"`
 	Seeds   []uint64 `json:"seeds"`
 	Cells   []Kept   `json:"cells"`
 }

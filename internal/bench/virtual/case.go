@@ -131,7 +131,7 @@ func (c Case) Run(policy string, seed uint64) (stats.Run, error) {
 	if c.Mooncake == nil {
 		return Run(c.Scenario, o)
 	}
-	trace, _, err := workload.MooncakeWindow(c.Mooncake.Requests, seed)
+	trace, err := workload.MooncakeWindow(c.Mooncake.Requests, seed)
 	if err != nil {
 		return stats.Run{}, err
 	}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 )
 
@@ -127,8 +128,8 @@ func Mooncake(limit int) (requests []TraceRequest, source string, err error) {
 		if limit <= 0 {
 			limit = generated
 		}
-		return GenerateTrace(1, limit), fmt.Sprintf("GENERATED DATA, NOT THE MOONCAKE TRACE: there is no %s; "+
-			"set %s to a folder that holds traces/mooncake_conversation_trace.jsonl", filepath.Base(path), DataEnv), nil
+		return GenerateTrace(1, limit), fmt.Sprintf("%s: there is no %s; set %s to a folder that holds traces/mooncake_conversation_trace.jsonl",
+			notTheTrace, filepath.Base(path), DataEnv), nil
 	}
 	if err != nil {
 		return nil, "", fmt.Errorf("open the Mooncake trace: %w", err)
@@ -145,6 +146,9 @@ func Mooncake(limit int) (requests []TraceRequest, source string, err error) {
 	return requests, source, nil
 }
 
+// notTheTrace begins what Mooncake says of requests that stand for the trace.
+const notTheTrace = "GENERATED DATA, NOT THE MOONCAKE TRACE"
+
 // whole is the trace, read once.
 var whole = sync.OnceValues(func() (trace struct {
 	requests []TraceRequest
@@ -155,20 +159,31 @@ var whole = sync.OnceValues(func() (trace struct {
 })
 
 // MooncakeWindow returns n requests of the trace (or of what stands for it, see
-// Mooncake) from a place that is drawn from the seed. They begin at time 0.
-func MooncakeWindow(n int, seed uint64) (requests []TraceRequest, source string, err error) {
+// MooncakeMissing) from a place that is drawn from the seed. They begin at time 0.
+func MooncakeWindow(n int, seed uint64) ([]TraceRequest, error) {
 	trace, err := whole()
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	all := trace.requests
 	n = min(n, len(all))
 	from := rand.New(rand.NewPCG(seed, 0x77696e646f77)).IntN(len(all) - n + 1) // "window"
-	requests = slices.Clone(all[from : from+n])
+	requests := slices.Clone(all[from : from+n])
 	for i := range requests {
 		requests[i].At -= all[from].At
 	}
-	return requests, trace.source, nil
+	return requests, nil
+}
+
+// MooncakeMissing says at length that the requests of MooncakeWindow are generated,
+// because the trace is missing; empty if they are the trace's. Figures from them
+// must carry it.
+func MooncakeMissing() (string, error) {
+	trace, err := whole()
+	if err != nil || !strings.HasPrefix(trace.source, notTheTrace) {
+		return "", err
+	}
+	return trace.source, nil
 }
 
 // generated is how many requests stand for the whole trace where it is missing:

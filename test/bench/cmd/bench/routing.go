@@ -128,13 +128,37 @@ func casesIn(cells []virtual.Cell) []string {
 	return out
 }
 
-// routingCells runs what the options ask for, section by section.
+// routingCells runs what the options ask for, and says so if the trace was missing.
 func routingCells(o routingOptions, r *virtual.Runner, seeds []uint64, out io.Writer) ([]virtual.Cell, error) {
 	if o.from != "" {
 		if err := know(r, o, out); err != nil {
 			return nil, err
 		}
 	}
+	cells, err := runCases(o, r, seeds, out)
+	if err != nil {
+		return nil, err
+	}
+	missing, err := noTrace(casesIn(cells)...)
+	if missing != "" {
+		fmt.Fprintln(out, missing)
+	}
+	return cells, err
+}
+
+// noTrace says that the cases of the Mooncake trace among some have generated
+// requests; empty if they are the trace's, or there are none.
+func noTrace(cases ...string) (string, error) {
+	for _, name := range cases {
+		if c, err := virtual.LookupCase(name); err == nil && c.Mooncake != nil {
+			return workload.MooncakeMissing()
+		}
+	}
+	return "", nil
+}
+
+// runCases runs the cases that the options name; without any, section by section.
+func runCases(o routingOptions, r *virtual.Runner, seeds []uint64, out io.Writer) ([]virtual.Cell, error) {
 	var cells []virtual.Cell
 	if o.scenarios == "" {
 		for _, g := range virtual.Groups() {
@@ -207,6 +231,13 @@ func know(r *virtual.Runner, o routingOptions, out io.Writer) error {
 		if err != nil || c.Fingerprint() != cell.Case || slices.Contains(strings.Split(o.again, ","), cell.Policy) {
 			continue
 		}
+		missing, err := noTrace(c.Name)
+		if err != nil {
+			return err
+		}
+		if c.Mooncake != nil && missing != kept.NoTrace {
+			continue // of other requests
+		}
 		for i := range min(len(cell.Runs), len(kept.Seeds)) {
 			r.Know(c, cell.Policy, kept.Seeds[i], cell.Runs[i])
 			used++
@@ -223,7 +254,12 @@ func (o routingOptions) command() string {
 
 // cases writes the page of all scenarios, its data and plots.
 func (p *publisher) cases(o routingOptions, cells []virtual.Cell, seeds []uint64) error {
-	kept := report.Results{Command: o.command(), Go: runtime.Version(), Note: report.NoGPU, Seeds: seeds}
+	names := casesIn(cells)
+	missing, err := noTrace(names...)
+	if err != nil {
+		return err
+	}
+	kept := report.Results{Command: o.command(), Go: runtime.Version(), Note: report.NoGPU, NoTrace: missing, Seeds: seeds}
 	for _, c := range cells {
 		of, err := virtual.LookupCase(c.Scenario)
 		if err != nil {
@@ -255,7 +291,6 @@ func (p *publisher) cases(o routingOptions, cells []virtual.Cell, seeds []uint64
 		}
 		plots = append(plots, md)
 	}
-	names := casesIn(cells)
 	goals := report.GoalTable(cells, who)
 	losses := report.Losses(cells, who, rivals(cells), .03, names...)
 	parts := []string{
@@ -265,6 +300,9 @@ func (p *publisher) cases(o routingOptions, cells []virtual.Cell, seeds []uint64
 			report.GapTable(cells, who, rivals(cells), names...)),
 		"## Losses\n\nEvery metric in which `" + who + "` is more than 3 % worse than the best other policy:\n\n* " + strings.Join(losses, "\n* ") + "\n",
 		plots[0], plots[1],
+	}
+	if missing != "" {
+		parts = slices.Insert(parts, 0, "**"+missing+".**\n")
 	}
 	for _, g := range virtual.Groups() {
 		parts = append(parts, section(g.Title, g.About, report.CaseTable(cells, who, g.Cases...)))

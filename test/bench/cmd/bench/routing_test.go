@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/kinference/kinference/internal/bench/workload"
 )
 
 // What was run once need not be run again for a new page, and gives the same one.
@@ -41,5 +43,43 @@ func TestRoutingPages(t *testing.T) {
 	}
 	if page() != first {
 		t.Error("pages made from earlier runs differ")
+	}
+}
+
+// Where the trace is missing, the output, the page and the data say so, and only what
+// was made without it is used again.
+func TestRoutingWithoutTrace(t *testing.T) {
+	t.Setenv(workload.DataEnv, t.TempDir())
+	dir := t.TempDir()
+	results := filepath.Join(dir, "routing2.json")
+	args := []string{"routing", "-scenarios", "MC", "-policies", "random", "-seeds", "1", "-docs", dir, "-from", results}
+	for _, used := range []string{"", "1 runs from", "0 runs from"} {
+		var out strings.Builder
+		if err := run(t.Context(), args, &out); err != nil {
+			t.Fatal(err)
+		}
+		page, err := os.ReadFile(filepath.Join(dir, "routing2.md"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := os.ReadFile(results)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const notice = "GENERATED DATA, NOT THE MOONCAKE TRACE"
+		for what, text := range map[string]string{"output": out.String(), "page": string(page), "data": string(data)} {
+			if !strings.Contains(text, notice) {
+				t.Errorf("the %s does not tell that the trace is missing", what)
+			}
+		}
+		if !strings.Contains(out.String(), used) {
+			t.Errorf("want %q: %s", used, out.String())
+		}
+		if used != "" { // as if the runs were of the trace
+			data = []byte(strings.Replace(string(data), notice, "", 1))
+			if err := os.WriteFile(results, data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }
