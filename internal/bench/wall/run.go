@@ -177,11 +177,7 @@ func RunTenants(ctx context.Context, text *Text, sc workload.Scenario, seed uint
 	loaded, over := context.WithCancel(ctx)
 	defer over()
 	var light sync.WaitGroup
-	light.Go(func() {
-		if err := r.light(loaded, ctx, gen.VictimRequests()); err != nil {
-			cancel(err)
-		}
-	})
+	light.Go(func() { r.light(loaded, ctx, gen.VictimRequests(), cancel) })
 	wg.Wait()
 	over()
 	light.Wait()
@@ -193,31 +189,27 @@ func RunTenants(ctx context.Context, text *Text, sc workload.Scenario, seed uint
 const maxLight = 256
 
 // light sends what the light tenants send, until the load is over; what is under
-// way then is waited for.
-func (r *runner) light(loaded, ctx context.Context, arrivals *workload.Arrivals) error {
+// way then is waited for. Of an error it tells fail, which ends loaded and ctx.
+func (r *runner) light(loaded, ctx context.Context, arrivals *workload.Arrivals, fail func(error)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	failed := make(chan error, 1)
 	slots := make(chan struct{}, maxLight)
 	for {
 		at, req, ok := arrivals.Next()
 		if !ok {
-			return nil
+			return
 		}
 		wait := time.NewTimer(time.Duration(at/r.scale*float64(time.Second)) - time.Since(r.start))
 		select {
 		case <-wait.C:
-		case err := <-failed:
-			wait.Stop()
-			return err
 		case <-loaded.Done():
 			wait.Stop()
-			return nil
+			return
 		}
 		select {
 		case slots <- struct{}{}:
 		case <-loaded.Done():
-			return nil
+			return
 		}
 		url, connection := r.connect()
 		r.mu.Lock()
@@ -227,10 +219,7 @@ func (r *runner) light(loaded, ctx context.Context, arrivals *workload.Arrivals)
 			defer func() { <-slots }()
 			s, got, err := r.send(ctx, url, req)
 			if err != nil {
-				select {
-				case failed <- err:
-				default:
-				}
+				fail(err)
 				return
 			}
 			r.done(-1, connection, s, got)

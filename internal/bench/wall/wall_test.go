@@ -4,11 +4,15 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -110,6 +114,43 @@ func TestLightTenants(t *testing.T) {
 	}
 	if TenantPath(0) != "" || TenantPath(2) != "/light2" {
 		t.Errorf("paths %q, %q", TenantPath(0), TenantPath(2))
+	}
+}
+
+// A prompt of another length than planned fails the run, also a light tenant's whose
+// answer comes when the load is over.
+func TestLightTenantsFail(t *testing.T) {
+	text := newText(t)
+	fleet := newFleet(t, 1, 2000)
+	worker, err := url.Parse(fleet.URLs()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	sc := workload.Scenario{Name: "t", Prefixes: 1, PrefixTokens: 1600, FirstTokens: 100, Turns: 1, OutputTokens: 5, Streams: 1, Count: 2, Victims: 1, VictimRate: .1}
+	proxy, other := httputil.NewSingleHostReverseProxy(worker), &load.Fake{Model: Model} // which counts no tokens
+	asked, over := make(chan struct{}), make(chan struct{})
+	var light sync.Once
+	var loaded atomic.Int32
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, TenantPath(1)) {
+			light.Do(func() { close(asked) })
+			<-over
+			http.StripPrefix(TenantPath(1), other).ServeHTTP(w, r)
+			return
+		}
+		last := int(loaded.Add(1)) == sc.Count
+		if last {
+			<-asked
+		}
+		proxy.ServeHTTP(w, r)
+		if last {
+			close(over)
+		}
+	}))
+	defer server.Close()
+	run, err := RunTenants(t.Context(), text, sc, 1, fleet.Scale, Gateway(server.URL), TenantPath)
+	if err == nil || !strings.Contains(err.Error(), "counts 0 tokens") {
+		t.Errorf("%d samples, error %v", len(run.Samples), err)
 	}
 }
 
