@@ -335,8 +335,8 @@ func (r *router) workers(set string) (ready []string, others int) {
 // serve serves the admission webhook and tells the API about it, until stop.
 func (r *router) serve(t *testing.T, c *cluster) (stop func()) {
 	t.Helper()
-	dir := t.TempDir()
-	ca := testenv.Certificate(t, dir)
+	dir, authority := t.TempDir(), testenv.NewAuthority(t, "webhook")
+	authority.Secret(t, dir)
 	l := testenv.Listen(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -354,7 +354,7 @@ webhooks:
     failurePolicy: Fail
     sideEffects: None
     admissionReviewVersions: [ v1 ]
-`, l.Addr(), admission.Path, base64.StdEncoding.EncodeToString(ca)))
+`, l.Addr(), admission.Path, base64.StdEncoding.EncodeToString(authority.PEM)))
 	return sync.OnceFunc(func() {
 		if err := c.admin.Resource(webhookGVR).Delete(t.Context(), "kinference", metav1.DeleteOptions{}); err != nil {
 			t.Error(err)

@@ -65,7 +65,9 @@ func Kube(t testing.TB) *KubeAPI {
 		"--listen-client-urls", store, "--advertise-client-urls", store, "--listen-peer-urls", peers,
 		"--initial-advertise-peer-urls", peers, "--initial-cluster", "default="+peers, "--unsafe-no-fsync", "--log-level", "error")
 	t.Cleanup(e.stop)
-	k.CA = Certificate(t, filepath.Join(dir, "api"))
+	authority := NewAuthority(t, "kubernetes")
+	authority.Secret(t, filepath.Join(dir, "api"))
+	k.CA = authority.PEM
 	write(t, k.Kubeconfig, k.kubeconfig())
 	write(t, filepath.Join(dir, "tokens.csv"), []byte(k.Token+",admin,admin,\"system:masters\"\n"))
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -155,7 +157,7 @@ clusters: [ { name: test, cluster: { server: %q, certificate-authority: %q } } ]
 users: [ { name: admin, user: { token: %q } } ]
 contexts: [ { name: test, context: { cluster: test, user: admin } } ]
 current-context: test
-`, k.URL, filepath.Join(k.dir, "api", "tls.crt"), k.Token)
+`, k.URL, filepath.Join(k.dir, "api", "ca.crt"), k.Token)
 }
 
 // process is a program of its own process group.

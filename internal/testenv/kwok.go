@@ -20,9 +20,9 @@ var stages []byte
 const Node = "node"
 
 // Nodes lets Pods come and go: kube-controller-manager keeps the Pods of a
-// StatefulSet, or what more controllers are for, and kwok does what kubelet does on one Node, by the annotations
-// that stages.yaml describes. Whoever calls it runs the engines of the Pods.
-// Both end with the test.
+// StatefulSet, and what more controllers are named for, and kwok does what kubelet
+// does on one Node, by the annotations that stages.yaml describes. Whoever calls it
+// runs the engines of the Pods. Both end with the test.
 func (k *KubeAPI) Nodes(t testing.TB, controllers ...string) {
 	t.Helper()
 	manager := start(t, filepath.Join(k.dir, "kube-controller-manager.log"), k.programs["kube-controller-manager"],

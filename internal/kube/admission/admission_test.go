@@ -133,17 +133,17 @@ func TestBadRequests(t *testing.T) {
 
 // A certificate is changed without a restart; one that is of no use is not taken.
 func TestCertificateChanges(t *testing.T) {
-	dir := t.TempDir()
-	first := testenv.Certificate(t, dir)
+	dir, first, second := t.TempDir(), testenv.NewAuthority(t, "first"), testenv.NewAuthority(t, "second")
+	first.Secret(t, dir)
 	l := testenv.Listen(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() {
 		done <- admission.Serve(ctx, l, webhook(), filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"))
 	}()
-	trusts := func(ca []byte) error {
+	trusts := func(ca *testenv.Authority) error {
 		roots := x509.NewCertPool()
-		roots.AppendCertsFromPEM(ca)
+		roots.AppendCertsFromPEM(ca.PEM)
 		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: roots}}}
 		resp, err := client.Get(fmt.Sprintf("https://%s%s", l.Addr(), admission.Path))
 		if err == nil {
@@ -154,11 +154,11 @@ func TestCertificateChanges(t *testing.T) {
 	if err := trusts(first); err != nil {
 		t.Error(err)
 	}
-	second := testenv.Certificate(t, dir)
+	second.Secret(t, dir)
 	if trusts(first) == nil || trusts(second) != nil {
 		t.Error("the new certificate is not in use")
 	}
-	if err := os.WriteFile(filepath.Join(dir, "tls.crt"), first, 0o600); err != nil { // not the key's
+	if err := os.WriteFile(filepath.Join(dir, "tls.crt"), first.PEM, 0o600); err != nil { // not the key's
 		t.Fatal(err)
 	}
 	if err := trusts(second); err != nil {
