@@ -28,11 +28,11 @@ metadata: { name: chat, namespace: tenants }
 spec: { endpoints: [ { name: a, address: "127.0.0.1:9" } ], models: [ { name: chat } ] }
 `, "apply", "-f", "-")
 	for _, variant := range []string{"default", "tls"} {
-		t.Run(variant, func(t *testing.T) { c.run1(t, variant) })
+		t.Run(variant, func(t *testing.T) { c.runVariant(t, variant) })
 	}
 }
 
-func (c *cluster) run1(t *testing.T, variant string) {
+func (c *cluster) runVariant(t *testing.T, variant string) {
 	bin := programsOf(t)
 	c.install(t, variants[variant]...)
 	defer c.uninstall(t)
