@@ -212,8 +212,7 @@ func upsertStatement(t table) string {
 			fmt.Sprintf("%[1]s = %[2]s.%[1]s + excluded.%[1]s + (%[2]s.%[1]s_pico + excluded.%[1]s_pico) / %[3]d", c, t.name, int64(unit)),
 			fmt.Sprintf("%[1]s_pico = (%[2]s.%[1]s_pico + excluded.%[1]s_pico) %% %[3]d", c, t.name, int64(unit)))
 	}
-	marks := strings.TrimSuffix(strings.Repeat("?, ", len(columns)), ", ")
-	return "INSERT INTO " + t.name + " (" + strings.Join(columns, ", ") + ") VALUES (" + marks + ") ON CONFLICT (start, " + strings.Join(keyColumns, ", ") + ") DO UPDATE SET " + strings.Join(set, ", ")
+	return "INSERT INTO " + t.name + " (" + strings.Join(columns, ", ") + ") VALUES (" + repeated("?", len(columns)) + ") ON CONFLICT (start, " + strings.Join(keyColumns, ", ") + ") DO UPDATE SET " + strings.Join(set, ", ")
 }
 
 // add adds an event to the sums of its row, or takes it off.

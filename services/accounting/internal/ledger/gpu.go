@@ -10,7 +10,6 @@ import (
 	"math/big"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -63,26 +62,29 @@ func (l *Ledger) gpuOf(ctx context.Context, tx *sql.Tx, events []*usagev1.Usage)
 		for i, u := range part {
 			args[i] = u.GetId()
 		}
-		rows, err := tx.QueryContext(ctx, l.sql(`SELECT id, prefill_us, decode_us FROM usage_gpu WHERE id IN (`+marks(len(part))+`)`), args...)
+		rows, err := tx.QueryContext(ctx, l.sql(`SELECT id, prefill_us, decode_us FROM usage_gpu WHERE id IN (`+repeated("?", len(part))+`)`), args...)
+		if err == nil {
+			err = readTimes(rows, out)
+		}
 		if err != nil {
-			return nil, err
-		}
-		for rows.Next() {
-			var id string
-			var g gpu
-			if err = rows.Scan(&id, &g.prefill, &g.decode); err != nil {
-				break
-			}
-			out[id] = g
-		}
-		if err = errors.Join(err, rows.Err(), rows.Close()); err != nil {
 			return nil, err
 		}
 	}
 	return out, nil
 }
 
-func marks(n int) string { return strings.TrimSuffix(strings.Repeat("?, ", n), ", ") }
+// readTimes reads rows of an id and its times, and closes them.
+func readTimes(rows *sql.Rows, to map[string]gpu) (err error) {
+	for rows.Next() {
+		var id string
+		var g gpu
+		if err = rows.Scan(&id, &g.prefill, &g.decode); err != nil {
+			break
+		}
+		to[id] = g
+	}
+	return errors.Join(err, rows.Err(), rows.Close())
+}
 
 // Share is what a request used of a worker in a span of time. ID is its event's.
 type Share struct {
@@ -220,7 +222,7 @@ func (l *Ledger) lock(ctx context.Context, tx *sql.Tx, shares []Share) (map[stri
 	for i, s := range shares {
 		args[i] = s.ID
 	}
-	statement := `SELECT event FROM usage_event WHERE id IN (` + marks(len(shares)) + `) ORDER BY id`
+	statement := `SELECT event FROM usage_event WHERE id IN (` + repeated("?", len(shares)) + `) ORDER BY id`
 	if l.postgres {
 		statement += " FOR UPDATE"
 	}
@@ -249,22 +251,14 @@ func (l *Ledger) addTime(ctx context.Context, tx *sql.Tx, at time.Time, shares [
 	for _, s := range shares {
 		args = append(args, s.ID, at.UnixMicro(), s.Prefill.Microseconds(), s.Decode.Microseconds())
 	}
-	rows, err := tx.QueryContext(ctx, l.sql(`INSERT INTO usage_gpu (id, at, prefill_us, decode_us) VALUES `+strings.TrimSuffix(strings.Repeat("(?, ?, ?, ?), ", len(shares)), ", ")+`
+	rows, err := tx.QueryContext(ctx, l.sql(`INSERT INTO usage_gpu (id, at, prefill_us, decode_us) VALUES `+repeated("(?, ?, ?, ?)", len(shares))+`
 		ON CONFLICT (id) DO UPDATE SET at = excluded.at, prefill_us = usage_gpu.prefill_us + excluded.prefill_us, decode_us = usage_gpu.decode_us + excluded.decode_us
 		RETURNING id, prefill_us, decode_us`), args...)
 	if err != nil {
 		return nil, err
 	}
 	out := make(map[string]gpu, len(shares))
-	for rows.Next() {
-		var id string
-		var g gpu
-		if err = rows.Scan(&id, &g.prefill, &g.decode); err != nil {
-			break
-		}
-		out[id] = g
-	}
-	return out, errors.Join(err, rows.Err(), rows.Close())
+	return out, readTimes(rows, out)
 }
 
 // Times sums up the time of workers, by time, then by set.

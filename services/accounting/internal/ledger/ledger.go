@@ -235,6 +235,9 @@ func (l *Ledger) sql(s string) string {
 	}
 }
 
+// repeated is a list of n times s.
+func repeated(s string, n int) string { return strings.TrimSuffix(strings.Repeat(s+", ", n), ", ") }
+
 // Name names what is in this database: another one, or one that was made again,
 // has another name. It names the consumer of the stream, so that a new ledger
 // reads all of it.

@@ -177,7 +177,7 @@ func (f *Filter) where(column string, bound func(at time.Time, up bool) int64) (
 		if len(c.values) == 0 {
 			continue
 		}
-		parts = append(parts, c.column+" IN ("+strings.TrimSuffix(strings.Repeat("?, ", len(c.values)), ", ")+")")
+		parts = append(parts, c.column+" IN ("+repeated("?", len(c.values))+")")
 		for _, v := range c.values {
 			args = append(args, v)
 		}
@@ -193,7 +193,7 @@ func months(list []Row, groups []string) []Row {
 	at := map[string]int{}
 	var out []Row
 	for _, r := range list {
-		r.Start = time.Date(r.Start.Year(), r.Start.Month(), 1, 0, 0, 0, 0, time.UTC)
+		r.Start = Month.start(r.Start)
 		name := []string{r.Start.Format(time.DateOnly), r.Currency}
 		for _, g := range groups {
 			name = append(name, r.Groups[g])
