@@ -306,7 +306,7 @@ func (l *Ledger) Prune(ctx context.Context, events, hour time.Time) error {
 func (l *Ledger) Size(ctx context.Context) (n int64, err error) {
 	statement := `SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()`
 	if l.postgres {
-		statement = `SELECT pg_total_relation_size('usage_event') + pg_total_relation_size('usage_hour') + pg_total_relation_size('usage_day')`
+		statement = `SELECT CAST(SUM(pg_total_relation_size(CAST(name AS regclass))) AS BIGINT) FROM (VALUES ('usage_event'), ('usage_gpu'), ('usage_hour'), ('usage_day'), ('worker_hour')) AS tables (name)`
 	}
 	if err := l.db.QueryRowContext(ctx, statement).Scan(&n); err != nil {
 		return 0, fmt.Errorf("size of ledger: %w", err)
