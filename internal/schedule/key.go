@@ -70,12 +70,20 @@ func (ts *tenants) charge(x *tenant, seconds float64) {
 }
 
 // prune forgets the tenants that do not wait and got little: they would begin
-// at the floor anyhow.
+// at the floor anyhow. Where there are none, the one that got least goes.
 func (ts *tenants) prune() {
+	var least *tenant
 	for name, x := range ts.known {
-		if x.waiting == 0 && (x.vtc <= ts.floor || len(ts.known) >= maxTenants) {
+		switch {
+		case x.waiting > 0:
+		case x.vtc <= ts.floor:
 			delete(ts.known, name)
+		case least == nil || cmp.Or(cmp.Compare(x.vtc, least.vtc), cmp.Compare(name, least.name)) < 0:
+			least = x
 		}
+	}
+	if len(ts.known) >= maxTenants && least != nil {
+		delete(ts.known, least.name)
 	}
 }
 

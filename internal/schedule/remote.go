@@ -1,7 +1,9 @@
 package schedule
 
 import (
+	"maps"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/kinference/kinference/internal/kvhash"
@@ -181,8 +183,9 @@ func (s *Scheduler) Gone(now time.Time, from string) {
 			s.unawait(id)
 		}
 	}
-	for _, e := range s.entries {
-		if e.from == from && from != "" {
+	for f := s.silent.Front(); f != nil; {
+		e := f.Value.(*entry)
+		if f = f.Next(); e.from == from && from != "" {
 			s.remove(t, e)
 		}
 	}
@@ -231,8 +234,8 @@ func (s *Scheduler) Learn(now time.Time, from string, workers map[string]Learned
 	defer s.mu.Unlock()
 	t := s.clock(now)
 	groups := map[*learned]*mean{}
-	for name, o := range workers {
-		w := s.workers[name]
+	for _, name := range slices.Sorted(maps.Keys(workers)) { // in one order: a mean rounds by it
+		o, w := workers[name], s.workers[name]
 		if w == nil || o.Samples < 0 || o.Hits < 0 {
 			continue
 		}

@@ -3,6 +3,7 @@ package schedule
 import (
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 	"time"
 )
@@ -169,6 +170,33 @@ func TestLateJoinerLearns(t *testing.T) {
 	b.Learn(now, "c", map[string]Learned{"u": {Slowness: math.NaN(), Samples: 9}, "v": {Slowness: -1, Samples: 9, Reuse: 7, Hits: 3}, "nobody": {Slowness: 1, Samples: 1}})
 	if e := b.Decide(now, Request{}, candidates("u v", 1000, 0, nil)); !(e.Estimates[0].TTFT > 0 && e.Estimates[1].TTFT > 0) {
 		t.Errorf("nonsense was learned: %+v", e.Estimates)
+	}
+}
+
+// What a map holds is learned, and who is gone is removed, in one order: sums of
+// floats round by it, and decisions must be the same each time.
+func TestMapsDoNotDecide(t *testing.T) {
+	run := func() string {
+		s := newScheduler(t, Settings{})
+		names := strings.Fields("a b c d e f g h")
+		s.Decide(start, Request{}, candidates(strings.Join(names, " "), 10, 0, nil))
+		known := map[string]Learned{}
+		for i, name := range names {
+			known[name] = Learned{Slowness: 0.3 + 0.1*float64(i), Samples: 9}
+			d := Delta{Kind: Routed, ID: name, At: start, Worker: "a", Tokens: 100, Work: time.Duration(i*i+1) * 1234567, TTFT: second}
+			s.Remote(start, "other", start, []Delta{d})
+		}
+		s.Decide(start, Request{ID: "own"}, candidates("a", 100, 0, nil))
+		s.Learn(start, "other", known)
+		s.Gone(start, "other")
+		w := s.workers["a"]
+		return fmt.Sprint(w.group.logS, w.work, w.recent)
+	}
+	want := run()
+	for range 50 {
+		if got := run(); got != want {
+			t.Fatalf("got %s, then %s", want, got)
+		}
 	}
 }
 
