@@ -2,7 +2,8 @@
 // while a process runs, such as those of a mounted Secret that cert-manager renews.
 //
 // internal/daemon and kinfctl open one Source for a process, internal/rpc serves and
-// dials with it. Files are read when they change;
+// dials with it; the admission webhook, which has a certificate of its own, opens
+// another. Files are read when they change;
 // what is of no use is logged, and the last good ones stay. A connection keeps what
 // it began with. A Source is safe for concurrent use.
 package tlsfile

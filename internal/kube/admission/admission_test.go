@@ -6,13 +6,16 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 	admissionv1 "k8s.io/api/admission/v1"
@@ -131,6 +134,17 @@ func TestBadRequests(t *testing.T) {
 	}
 }
 
+// lines are what was logged, as long as there is room.
+type lines chan string
+
+func (l lines) Write(p []byte) (int, error) {
+	select {
+	case l <- string(p):
+	default:
+	}
+	return len(p), nil
+}
+
 // A certificate is changed without a restart; one that is of no use is not taken.
 func TestCertificateChanges(t *testing.T) {
 	dir, first, second := t.TempDir(), testenv.NewAuthority(t, "first"), testenv.NewAuthority(t, "second")
@@ -138,8 +152,10 @@ func TestCertificateChanges(t *testing.T) {
 	l := testenv.Listen(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
+	log, hook := make(lines, 100), webhook()
+	hook.Log = slog.New(slog.NewTextHandler(log, nil))
 	go func() {
-		done <- admission.Serve(ctx, l, webhook(), filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"))
+		done <- admission.Serve(ctx, l, hook, filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"))
 	}()
 	trusts := func(ca *testenv.Authority) error {
 		roots := x509.NewCertPool()
@@ -155,11 +171,26 @@ func TestCertificateChanges(t *testing.T) {
 		t.Error(err)
 	}
 	second.Secret(t, dir)
-	if trusts(first) == nil || trusts(second) != nil {
-		t.Error("the new certificate is not in use")
+	deadline, tick := time.After(30*time.Second), time.NewTicker(10*time.Millisecond)
+	defer tick.Stop()
+	for trusts(first) == nil || trusts(second) != nil {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatal("the new certificate is not in use")
+		}
 	}
-	if err := os.WriteFile(filepath.Join(dir, "tls.crt"), first.PEM, 0o600); err != nil { // not the key's
+	crt := filepath.Join(dir, "tls.crt")
+	if err := errors.Join(os.Remove(crt), os.WriteFile(crt, first.PEM, 0o600)); err != nil { // not the key's
 		t.Fatal(err)
+	}
+	for refused := false; !refused; {
+		select {
+		case line := <-log:
+			refused = strings.Contains(line, "the last good ones stay")
+		case <-deadline:
+			t.Fatal("the log does not tell of a certificate that is not the key's")
+		}
 	}
 	if err := trusts(second); err != nil {
 		t.Error("the last good certificate is not in use:", err)
