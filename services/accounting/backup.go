@@ -39,41 +39,51 @@ func (c *Copies) validate(place string) error {
 }
 
 // run copies the ledger at place.
-func (c *Copies) run(ctx context.Context, place string) (err error) {
+func (c *Copies) run(ctx context.Context, place string) error {
 	if c.Restore != "" {
+		if err := c.restore(ctx, place); err != nil {
+			return err
+		}
+		daemon.Logger(ctx).Info("ledger is restored")
+		return nil
+	}
+	if err := c.backup(ctx, place); err != nil {
+		return err
+	}
+	daemon.Logger(ctx).Info("ledger is backed up")
+	return nil
+}
+
+func (c *Copies) restore(ctx context.Context, place string) error {
+	if c.Restore == "-" {
 		in := c.In
 		if in == nil {
 			in = os.Stdin
 		}
-		if c.Restore != "-" {
-			f, err := os.Open(c.Restore)
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			in = f
-		}
-		err = ledger.Restore(ctx, place, in)
-	} else {
+		return ledger.Restore(ctx, place, in)
+	}
+	f, err := os.Open(c.Restore)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return ledger.Restore(ctx, place, f)
+}
+
+func (c *Copies) backup(ctx context.Context, place string) error {
+	if c.Backup == "-" {
 		out := c.Out
 		if out == nil {
 			out = os.Stdout
 		}
-		if c.Backup != "-" {
-			f, err := os.OpenFile(c.Backup, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-			if err != nil {
-				return err
-			}
-			if err := errors.Join(ledger.Backup(ctx, place, f), f.Sync(), f.Close()); err != nil {
-				return err
-			}
-			daemon.Logger(ctx).Info("ledger is backed up")
-			return nil
-		}
-		err = ledger.Backup(ctx, place, out)
+		return ledger.Backup(ctx, place, out)
 	}
-	if err == nil {
-		daemon.Logger(ctx).Info("ledger is copied", "restored", c.Restore != "")
+	f, err := os.OpenFile(c.Backup, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
 	}
-	return err
+	if err := errors.Join(ledger.Backup(ctx, place, f), f.Sync(), f.Close()); err != nil {
+		return errors.Join(err, os.Remove(c.Backup)) // a part is no copy, and would be in the way of the next one
+	}
+	return nil
 }

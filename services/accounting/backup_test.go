@@ -75,6 +75,7 @@ func TestCopiesRefuse(t *testing.T) {
 		{"both", accounting.Config{Ledger: "x", Copies: accounting.Copies{Backup: "a", Restore: "b"}}, "two things"},
 		{"no ledger", accounting.Config{Copies: accounting.Copies{Backup: "a"}}, "need ledger"},
 		{"none there", accounting.Config{Ledger: filepath.Join(dir, "none"), Copies: accounting.Copies{Backup: "-", Out: &bytes.Buffer{}}}, "no such file"},
+		{"none there, to a file", accounting.Config{Ledger: filepath.Join(dir, "none"), Copies: accounting.Copies{Backup: filepath.Join(dir, "copy")}}, "no such file"},
 		{"no copy", accounting.Config{Ledger: filepath.Join(dir, "a"), Copies: accounting.Copies{Restore: "-", In: strings.NewReader(strings.Repeat("x", 5000))}}, "no backup of a ledger"},
 		{"PostgreSQL", accounting.Config{Ledger: "postgres://x", Copies: accounting.Copies{Backup: "-"}}, ledger.ErrNotAFile.Error()},
 	} {
