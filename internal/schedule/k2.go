@@ -61,9 +61,7 @@ func (k2Policy) Name() string { return K2 }
 // matched tokens, fewer requests in flight, less work sent there of late, and a
 // hash that replicas agree on.
 func (k2Policy) Rank(order []int, r *Request, e []Estimate, _ *rand.Rand) {
-	rankBy(order, e, func(e *Estimate) float64 { return e.j }, func(i, j int) int {
-		return cmp.Compare(tieHash(r, e[j].c, e[j].Worker), tieHash(r, e[i].c, e[i].Worker))
-	})
+	rankBy(order, e, func(e *Estimate) float64 { return e.j }, byHash(r, e))
 }
 
 // rankBy sorts by a score in seconds, least first, and orders the ties of the

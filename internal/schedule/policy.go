@@ -140,13 +140,14 @@ func (predictedTTFTPolicy) Name() string { return PredictedTTFT }
 // spreads serial requests that match nothing, for which every worker is idle
 // at each pick; the hash makes replicas agree on who takes a cold prefix.
 func (predictedTTFTPolicy) Rank(order []int, r *Request, e []Estimate, _ *rand.Rand) {
-	rankPredicted(order, e, func(i, j int) int {
-		return cmp.Compare(tieHash(r, e[j].c, e[j].Worker), tieHash(r, e[i].c, e[i].Worker))
-	})
+	rankBy(order, e, func(e *Estimate) float64 { return e.ttft }, byHash(r, e))
 }
 
-func rankPredicted(order []int, e []Estimate, tie func(i, j int) int) {
-	rankBy(order, e, func(e *Estimate) float64 { return e.ttft }, tie)
+// byHash orders estimates by their tieHash, the highest first.
+func byHash(r *Request, e []Estimate) func(i, j int) int {
+	return func(i, j int) int {
+		return cmp.Compare(tieHash(r, e[j].c, e[j].Worker), tieHash(r, e[i].c, e[i].Worker))
+	}
 }
 
 // tieHash is what decides last. It goes by the beginning of the prompt: its first
@@ -169,8 +170,8 @@ func TieHash(requestID string, hashes []kvhash.Hash, worker string) kvhash.Hash 
 	return kvhash.Extra(kvhash.Extra(0, requestID), worker)
 }
 
-// Predicted is what PredictedTTFT ranks a worker by, for records of decisions.
-// Times are in seconds of model time.
+// Predicted is what PredictedTTFT and K2 rank a worker by, for records of
+// decisions. Times are in seconds of model time.
 type Predicted struct {
 	Worker string
 	TTFT   float64
@@ -190,10 +191,6 @@ type Predicted struct {
 func (e *Estimate) Predicted() Predicted {
 	return Predicted{Worker: e.Worker, TTFT: e.ttft, Cached: e.Cached, InFlight: e.InFlight, Others: e.Others, Work: e.work, Recent: e.cold, J: e.j}
 }
-
-// RankPredicted sorts indices into what was recorded, best first, as PredictedTTFT
-// did or would have.
-func RankPredicted(order []int, p []Predicted) { Rank(PredictedTTFT, order, p) }
 
 // Rank sorts indices into what was recorded, best first, as the policy did or
 // would have. It reports false, and leaves the order, for policies whose order
