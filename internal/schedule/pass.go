@@ -133,7 +133,7 @@ func (s *Scheduler) ready(t float64, x *waiter, p *pair, c *Candidate) Hold {
 	if s.empty(w) {
 		return HoldNone
 	}
-	if x.rank == 2 && len(s.waiters) > s.deferrable() {
+	if x.rank == 2 && slices.ContainsFunc(s.waiters, func(y *waiter) bool { return y.rank != 2 }) {
 		return HoldDefer
 	}
 	if t-x.entered > patience && w.booked() == 0 {
@@ -160,16 +160,6 @@ func (s *Scheduler) any(t float64, x *waiter) bool {
 		}
 	}
 	return false
-}
-
-// deferrable is the number of deferrable requests in line.
-func (s *Scheduler) deferrable() (n int) {
-	for _, x := range s.waiters {
-		if x.rank == 2 {
-			n++
-		}
-	}
-	return n
 }
 
 // spoils tells whether a request would evict more of what others in line need
