@@ -43,12 +43,13 @@
 //	pass.go      a pass over it
 //	key.go       its order: classes, tenants, age
 //	k2.go        constants, ranking
+//	policy.go    all policies, ties, reasons; peers*.go those of other products
 //	estimate.go  predictions: of a worker (view), of a request there (pair)
 //	pages.go     KV pages in use, and when they come free
 //	mirror.go    what a worker's cache would evict next
+//	blocks.go    chains of block hashes, and what two have in common
 //	ledger.go    requests in flight; speed.go, output.go what is learned
 //	remote.go    several routers; afar.go who waits at the others
-//	peers*.go    the policies of other products, for comparison
 //
 // # Rules
 //

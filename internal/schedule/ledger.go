@@ -151,7 +151,7 @@ func (w *worker) booked() (n int) {
 func (s *Scheduler) worker(c *Candidate) *worker {
 	w := s.workers[c.Worker]
 	if w == nil {
-		group := or(c.Group, c.Class)
+		group := cmp.Or(c.Group, c.Class)
 		if s.groups[group] == nil {
 			s.groups[group] = &learned{}
 		}

@@ -153,7 +153,7 @@ func (s *Scheduler) bookRemote(t, routed float64, id, from string, d *Delta) {
 		return
 	}
 	s.enterLedger(t, &entry{
-		id: id, from: from, group: d.Group, w: w, prompt: d.prompt(), blockSize: d.BlockSize, tokens: d.Tokens, cached: clampInt(d.Cached, 0, d.Tokens),
+		id: id, from: from, group: d.Group, w: w, prompt: d.prompt(), blockSize: d.BlockSize, tokens: d.Tokens, cached: clamp(d.Cached, 0, d.Tokens),
 		maxTokens: d.MaxTokens, whole: d.Whole, routed: routed, heard: t, work: d.Work.Seconds() * s.scale,
 		ttft: d.TTFT.Seconds() * s.scale, due: routed + d.TTFT.Seconds()*s.scale,
 	})
@@ -272,5 +272,3 @@ func share(theirs, own int) float64 {
 	}
 	return 0.5 * float64(theirs) / float64(theirs+own)
 }
-
-func clampInt(v, lo, hi int) int { return min(max(v, lo), hi) }

@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -209,14 +210,14 @@ func New(set Settings) (*Scheduler, error) {
 	}
 	s := &Scheduler{
 		speeds:      mergeSpeeds(set.Speeds),
-		scale:       or(set.TimeScale, 1),
-		lease:       or(set.Lease, 30*time.Minute).Seconds(),
-		fresh:       or(set.Fresh, 2*time.Second).Seconds(),
-		grace:       or(set.Grace, 2*time.Second).Seconds(),
-		maxInFlight: or(set.MaxInFlight, 100_000),
-		maxWaiting:  or(set.MaxWaiting, 4096),
-		maxWait:     set.MaxWait.Seconds() * or(set.TimeScale, 1),
-		horizon:     max(horizon, flight*or(set.TimeScale, 1)),
+		scale:       cmp.Or(set.TimeScale, 1),
+		lease:       cmp.Or(set.Lease, 30*time.Minute).Seconds(),
+		fresh:       cmp.Or(set.Fresh, 2*time.Second).Seconds(),
+		grace:       cmp.Or(set.Grace, 2*time.Second).Seconds(),
+		maxInFlight: cmp.Or(set.MaxInFlight, 100_000),
+		maxWaiting:  cmp.Or(set.MaxWaiting, 4096),
+		maxWait:     set.MaxWait.Seconds() * cmp.Or(set.TimeScale, 1),
+		horizon:     max(horizon, flight*cmp.Or(set.TimeScale, 1)),
 		policy:      p,
 		k2:          p.Name() == K2,
 		rng:         rand.New(rand.NewPCG(set.Seed, 0x6b696e)),
@@ -436,12 +437,4 @@ func (s *Scheduler) time(t float64) time.Time { return s.base.Add(s.duration(t -
 func (s *Scheduler) duration(t float64) time.Duration {
 	const most = 1e9 // half of the room, so that two can be added
 	return time.Duration(min(t/s.scale, most) * float64(time.Second))
-}
-
-func or[T comparable](v, def T) T {
-	var zero T
-	if v == zero {
-		return def
-	}
-	return v
 }

@@ -199,4 +199,4 @@ func (w *worker) learnSpeed(t, logS float64) (change float64) {
 	return change
 }
 
-func clamp(v, lo, hi float64) float64 { return min(max(v, lo), hi) }
+func clamp[T int | float64](v, lo, hi T) T { return min(max(v, lo), hi) }
