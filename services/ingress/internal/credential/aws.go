@@ -10,7 +10,6 @@ import (
 	"net/url"
 	"os"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/kinference/kinference/internal/provider"
@@ -30,49 +29,19 @@ type Role struct {
 	// Now is the clock; nil: the real one.
 	Now func() time.Time
 
-	mu    sync.Mutex
-	keys  map[string]provider.Credentials // by region
-	until map[string]time.Time
-	tried map[string]time.Time
+	loans loans // by region
 }
 
-const (
-	// early is how long before their end keys are replaced, and again how long to
-	// wait after that failed.
-	early, again = 5 * time.Minute, 10 * time.Second
-)
-
-// Keys returns the keys of the role. Only one caller at a time asks for them.
+// Keys returns the keys of the role.
 func (r *Role) Keys(ctx context.Context, region string) (provider.Credentials, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	now := time.Now()
-	if r.Now != nil {
-		now = r.Now()
-	}
-	left := r.until[region].Sub(now)
-	if left > early || left > 0 && now.Sub(r.tried[region]) < again {
-		return r.keys[region], nil
-	}
-	if r.keys == nil {
-		r.keys, r.until, r.tried = map[string]provider.Credentials{}, map[string]time.Time{}, map[string]time.Time{}
-	}
-	r.tried[region] = now
-	keys, until, err := r.assume(ctx, region)
-	switch {
-	case err == nil:
-		r.keys[region], r.until[region] = keys, until
-	case left > 0:
-		return r.keys[region], nil
-	}
-	return keys, err
-}
-
-func (r *Role) assume(ctx context.Context, region string) (c provider.Credentials, until time.Time, err error) {
 	role, file := os.Getenv("AWS_ROLE_ARN"), os.Getenv("AWS_WEB_IDENTITY_TOKEN_FILE")
 	if role == "" || file == "" {
-		return c, until, errors.New("the Pod has no identity for AWS: AWS_ROLE_ARN and AWS_WEB_IDENTITY_TOKEN_FILE are not set")
+		return provider.Credentials{}, errors.New("the Pod has no identity for AWS: AWS_ROLE_ARN and AWS_WEB_IDENTITY_TOKEN_FILE are not set")
 	}
+	return r.loans.get(ctx, region, r.Now, func(time.Time) (provider.Credentials, time.Time, error) { return r.assume(ctx, region, role, file) })
+}
+
+func (r *Role) assume(ctx context.Context, region, role, file string) (c provider.Credentials, until time.Time, err error) {
 	token, err := os.ReadFile(file) //nolint:gosec // the platform names it
 	if err != nil {
 		return c, until, fmt.Errorf("read identity token: %w", err)

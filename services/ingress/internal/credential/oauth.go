@@ -7,12 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/netip"
 	"net/url"
 	"os"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/kinference/kinference/internal/provider"
@@ -30,18 +30,7 @@ type Tokens struct {
 	// AnyHost lets the Pod's identity go to any host, for tests.
 	AnyHost bool
 
-	mu   sync.Mutex
-	kept map[[sha256.Size]byte]*token
-}
-
-// token is one of them. Its lock is held while it is asked for.
-type token struct {
-	mu     sync.Mutex
-	value  string
-	until  time.Time
-	fresh  time.Time // to be replaced after
-	tried  time.Time
-	reason error // of the last failure
+	loans loans // by the hash of what is asked
 }
 
 const (
@@ -153,63 +142,27 @@ type question struct {
 	assertion, file string
 }
 
-func (q *question) key() [sha256.Size]byte {
+// key names the token that is asked for. It holds no secret.
+func (q *question) key() string {
 	var text strings.Builder
 	for _, s := range []string{q.url, q.form.Encode(), q.user, q.password, q.file} {
 		fmt.Fprintf(&text, "%d:%s", len(s), s)
 	}
-	return sha256.Sum256([]byte(text.String()))
+	sum := sha256.Sum256([]byte(text.String()))
+	return string(sum[:])
 }
 
-// get returns the token for a question. Only one caller at a time asks for it.
-func (t *Tokens) get(ctx context.Context, via http.RoundTripper, q *question) (c provider.Credentials, err error) {
-	key := q.key()
-	t.mu.Lock()
-	e := t.kept[key]
-	if e == nil {
-		if t.kept == nil || len(t.kept) >= maxKept {
-			t.kept = map[[sha256.Size]byte]*token{}
-		}
-		e = &token{}
-		t.kept[key] = e
-	}
-	t.mu.Unlock()
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	now := time.Now()
-	if t.Now != nil {
-		now = t.Now()
-	}
-	valid := e.value != "" && now.Before(e.until)
-	recent := !e.tried.IsZero() && now.Sub(e.tried) < again
-	switch {
-	case valid && (now.Before(e.fresh) || recent):
-		return provider.Credentials{Bearer: e.value}, nil
-	case !valid && recent && e.reason != nil:
-		return c, e.reason
-	}
-	value, life, err := q.ask(ctx, via)
-	switch {
-	case err == nil:
-		e.tried, e.reason = time.Time{}, nil
-		e.value, e.until, e.fresh = value, now.Add(life), now.Add(life-min(early, life/5))
-		return provider.Credentials{Bearer: value}, nil
-	case ctx.Err() != nil: // the request ended, which says nothing
-	default:
-		e.tried, e.reason = now, err
-	}
-	if valid {
-		return provider.Credentials{Bearer: e.value}, nil
-	}
-	return c, err
+// get returns the token for a question.
+func (t *Tokens) get(ctx context.Context, via http.RoundTripper, q *question) (provider.Credentials, error) {
+	return t.loans.get(ctx, q.key(), t.Now, func(now time.Time) (c provider.Credentials, until time.Time, err error) {
+		value, life, err := q.ask(ctx, via)
+		return provider.Credentials{Bearer: value}, now.Add(life), err
+	})
 }
 
 // ask asks for a token. Errors do not hold what was sent or answered.
 func (q *question) ask(ctx context.Context, via http.RoundTripper) (value string, life time.Duration, err error) {
-	form := url.Values{}
-	for name, v := range q.form {
-		form[name] = v
-	}
+	form := maps.Clone(q.form)
 	if q.file != "" {
 		text, err := os.ReadFile(q.file)
 		if err != nil {
