@@ -355,6 +355,12 @@ func (s *Scheduler) Done(now time.Time, id string, o Outcome) {
 	}
 }
 
+// Drop takes a request out of the ledger that its worker does not serve: it was not
+// sent, or went elsewhere. Nothing is learned from it; unknown requests are ignored.
+func (s *Scheduler) Drop(now time.Time, id string) {
+	s.Done(now, id, Outcome{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1})
+}
+
 // Restarted says that the worker's engine process is a new one: its cache is
 // empty, whatever was routed there before.
 func (s *Scheduler) Restarted(worker string) {

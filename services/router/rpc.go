@@ -80,12 +80,12 @@ func (s *server) moved(ctx context.Context, now time.Time, id string, m *routerv
 			return
 		}
 	}
-	if from, ok := s.decisions.ServedBy(id); ok && from != m.GetWorker() && (m.GetReason() == "connect" || m.GetReason() == "closed") {
+	if from, _, ok := s.decisions.Served(id); ok && from != m.GetWorker() && (m.GetReason() == "connect" || m.GetReason() == "closed") {
 		s.fleet.Suspect(now, uidOf(from))
 	}
 	s.cached.Dropped(id)
 	if name, ok := plan.ProviderName(m.GetWorker()); ok {
-		s.scheduler.Done(now, id, schedule.Outcome{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1})
+		s.scheduler.Drop(now, id)
 		s.providers.Book(now, id, name)
 	} else {
 		s.providers.Done(id)

@@ -77,7 +77,7 @@ func (x *routing) wait() (outcome string, err error) {
 // canceled is the error of a caller who has left: nobody would report what is booked.
 func (x *routing) canceled() (outcome string, err error) {
 	if err := x.ctx.Err(); err != nil {
-		x.scheduler.Done(x.now(), x.req.RequestId, schedule.Outcome{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1})
+		x.scheduler.Drop(x.now(), x.req.RequestId)
 		x.providers.Done(x.req.RequestId)
 		return "canceled", err
 	}

@@ -164,12 +164,6 @@ func (l *Log) Done(id string, e End) {
 	})
 }
 
-// ServedBy returns the worker that a request is at, by its record.
-func (l *Log) ServedBy(id string) (worker string, ok bool) {
-	worker, _, ok = l.Served(id)
-	return worker, ok
-}
-
 // Served returns the worker that a request is at, and the model that it asked for, by
 // its record.
 func (l *Log) Served(id string) (worker, model string, ok bool) {

@@ -19,7 +19,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -81,7 +80,7 @@ type Scheduler interface {
 	Pass(now time.Time) []schedule.Dispatch
 	Wake(now time.Time) (time.Time, bool)
 	Line(now time.Time) []schedule.Waiting
-	Done(now time.Time, id string, o schedule.Outcome)
+	Drop(now time.Time, id string)
 }
 
 // Settings of a Line. Functions may be nil.
@@ -266,13 +265,13 @@ func (l *Line) pass(now time.Time) {
 	for _, d := range l.scheduler.Pass(now) {
 		w := l.waiters[d.ID]
 		if w == nil { // cannot be: who leaves has left the scheduler's line
-			l.scheduler.Done(now, d.ID, schedule.Outcome{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1})
+			l.scheduler.Drop(now, d.ID)
 			continue
 		}
 		if w.id != w.Request.ID {
 			// Another one under this id was here first; reports are about that one.
 			// The engine's gauges will show this one.
-			l.scheduler.Done(now, w.id, schedule.Outcome{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1})
+			l.scheduler.Drop(now, w.id)
 		}
 		l.forget(w)
 		w.turn <- d
@@ -418,7 +417,7 @@ func (l *Line) leave(w *waiter) {
 	defer l.mu.Unlock()
 	now := l.Now()
 	if w.left {
-		l.scheduler.Done(now, w.id, schedule.Outcome{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1})
+		l.scheduler.Drop(now, w.id)
 	} else {
 		l.scheduler.Leave(now, w.id)
 		l.forget(w)
@@ -488,7 +487,7 @@ func (l *Line) stop() {
 	defer l.mu.Unlock()
 	l.stopped = true
 	now := l.Now()
-	for _, w := range slices.Collect(maps.Values(l.waiters)) {
+	for _, w := range l.waiters {
 		l.scheduler.Leave(now, w.id)
 		l.forget(w)
 		close(w.turn)
