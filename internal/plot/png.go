@@ -14,15 +14,7 @@ import (
 // PNG draws the chart as SVG does, for viewers without SVG: on white, and with letters
 // of one size. Characters beyond ASCII are drawn as a box.
 func (l Lines) PNG() []byte {
-	var xs, ys []float64
-	for _, s := range l.Series {
-		for _, p := range s.Points {
-			if l.X.drawable(p.X) && l.Y.drawable(p.Y) {
-				xs, ys = append(xs, p.X), append(ys, p.Y)
-			}
-		}
-	}
-	sx, sy := newScale(l.X, xs, false), newScale(l.Y, ys, false)
+	sx, sy := l.scales()
 	head := 28 + 20*float64(len(l.Series)+1)
 	r := newRaster(width, head+plotHeight+56)
 	r.text(left-40, 18, 0, 2, inkDark, l.Title)
@@ -49,15 +41,10 @@ func (l Lines) PNG() []byte {
 	r.text(left+span/2, bottom+40, .5, 1, ink, l.X.title())
 	r.upwards(18, head+plotHeight/2, ink, l.Y.title())
 	for i, s := range l.Series {
-		var path []Point
-		for _, p := range s.Points {
-			if l.X.drawable(p.X) && l.Y.drawable(p.Y) {
-				path = append(path, Point{left + sx.at(p.X)*span, bottom - sy.at(p.Y)*plotHeight})
-			}
-		}
+		path := l.places(s, sx, sy, bottom)
 		r.path(path, hex(colour(i)), s.Dashed)
-		for _, p := range path {
-			if len(path) <= 40 {
+		if len(path) <= mostMarkers {
+			for _, p := range path {
 				r.marker(i, p)
 			}
 		}

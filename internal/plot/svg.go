@@ -109,17 +109,11 @@ func (c *canvas) yAxis(a Axis, s scale) {
 
 // SVG draws the chart. It needs no external font, script or style.
 func (l Lines) SVG() []byte {
-	var xs, ys []float64
 	var names []string
 	for _, s := range l.Series {
 		names = append(names, s.Name)
-		for _, p := range s.Points {
-			if l.X.drawable(p.X) && l.Y.drawable(p.Y) {
-				xs, ys = append(xs, p.X), append(ys, p.Y)
-			}
-		}
 	}
-	sx, sy := newScale(l.X, xs, false), newScale(l.Y, ys, false)
+	sx, sy := l.scales()
 	c := new(canvas)
 	dash := func(i int) string {
 		if l.Series[i].Dashed {
@@ -141,23 +135,55 @@ func (l Lines) SVG() []byte {
 	c.addf(`<line x1="%d" y1="%s" x2="%d" y2="%s" class="a"/>`, left, px(c.bottom), width-right, px(c.bottom))
 	c.text(left+span/2, c.bottom+44, "middle", "k", l.X.title())
 	for i, s := range l.Series {
+		points := l.places(s, sx, sy, c.bottom)
 		var path strings.Builder
-		for _, p := range s.Points {
-			if l.X.drawable(p.X) && l.Y.drawable(p.Y) {
-				fmt.Fprintf(&path, " %s,%s", px(left+sx.at(p.X)*span), px(c.bottom-sy.at(p.Y)*plotHeight))
-			}
+		for _, p := range points {
+			fmt.Fprintf(&path, " %s,%s", px(p.X), px(p.Y))
 		}
 		if path.Len() > 0 {
 			c.addf(`<polyline points="%s" fill="none" stroke="%s" stroke-width="2.2" stroke-linejoin="round"%s/>`, path.String()[1:], colour(i), dash(i))
 		}
-		for _, p := range s.Points {
-			// Hundreds of markers would hide the line that they sit on.
-			if len(s.Points) <= 40 && l.X.drawable(p.X) && l.Y.drawable(p.Y) {
-				c.marker(i, left+sx.at(p.X)*span, c.bottom-sy.at(p.Y)*plotHeight)
+		if len(points) <= mostMarkers {
+			for _, p := range points {
+				c.marker(i, p.X, p.Y)
 			}
 		}
 	}
 	return c.close()
+}
+
+// mostMarkers is how many a line has: hundreds would hide it.
+const mostMarkers = 40
+
+// drawn are the points of a series that have a place on both axes.
+func (l Lines) drawn(s Series) []Point {
+	var out []Point
+	for _, p := range s.Points {
+		if l.X.drawable(p.X) && l.Y.drawable(p.Y) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// scales are those of all points that are drawn.
+func (l Lines) scales() (x, y scale) {
+	var xs, ys []float64
+	for _, s := range l.Series {
+		for _, p := range l.drawn(s) {
+			xs, ys = append(xs, p.X), append(ys, p.Y)
+		}
+	}
+	return newScale(l.X, xs, false), newScale(l.Y, ys, false)
+}
+
+// places is where the points of a series are drawn in a plot area that ends at bottom.
+func (l Lines) places(s Series, x, y scale, bottom float64) []Point {
+	out := l.drawn(s)
+	for i, p := range out {
+		out[i] = Point{left + x.at(p.X)*(width-right-left), bottom - y.at(p.Y)*plotHeight}
+	}
+	return out
 }
 
 // marker draws the sign of series i: shape as well as colour tells lines apart.
