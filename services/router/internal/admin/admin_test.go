@@ -14,6 +14,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -460,5 +461,26 @@ func TestWatchDecisions(t *testing.T) {
 	}
 	if missed == 0 {
 		t.Errorf("nothing was missed of %d", many)
+	}
+}
+
+// The ClusterRoles of the chart have all resources that calls need.
+func TestChartGrantsWhatCallsNeed(t *testing.T) {
+	raw, err := os.ReadFile("../../../../deploy/charts/router/templates/rbac.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	granted := map[string]bool{}
+	for _, m := range regexp.MustCompile(`resources: \[ ([a-z, ]+) \]`).FindAllStringSubmatch(string(raw), -1) {
+		for _, r := range strings.Split(m[1], ", ") {
+			granted[r] = true
+		}
+	}
+	for _, list := range []map[string]access.Permission{needs, accountingNeeds} {
+		for call, p := range list {
+			if !granted[p.Resource] {
+				t.Errorf("%s needs %s, which no role of the chart has", call, p.Resource)
+			}
+		}
 	}
 }

@@ -2,6 +2,8 @@
 // stream of length-prefixed messages for decisions. No cookies: the token goes with
 // each call, so that no other page can make one.
 
+// Refused says that the token is none, or none any more; one that may not do a thing is
+// still good for others.
 export class Refused extends Error {}
 
 const admin = '/kinference.admin.v1.AdminService/';
@@ -17,7 +19,7 @@ export class API {
   async call(path, message = {}) {
     const r = await fetch(path, { method: 'POST', headers: this.headers('application/json'), body: JSON.stringify(message), cache: 'no-store', credentials: 'omit' });
     const body = await r.json().catch(() => ({}));
-    if (r.status === 401 || r.status === 403) throw new Refused(body.message || 'The token is not good for this.');
+    if (r.status === 401) throw new Refused(body.message || 'The token is not good.');
     if (!r.ok) throw new Error(body.message || 'HTTP ' + r.status);
     return body;
   }
@@ -35,7 +37,8 @@ export class API {
     new DataView(body.buffer).setUint32(1, message.length);
     body.set(message, 5);
     const r = await fetch(admin + 'WatchDecisions', { method: 'POST', headers: this.headers('application/connect+json'), body, signal, cache: 'no-store', credentials: 'omit' });
-    if (r.status === 401 || r.status === 403) throw new Refused('The token does not allow watching decisions.');
+    if (r.status === 401) throw new Refused('The token is not good.');
+    if (r.status === 403) throw new Error('the token does not allow watching decisions');
     if (!r.ok) throw new Error('HTTP ' + r.status);
     const reader = r.body.getReader();
     let rest = new Uint8Array(0);

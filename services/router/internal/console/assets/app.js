@@ -117,10 +117,12 @@ async function explain(id) {
 
 async function usage() {
   const to = new Date(), from = new Date(to - 24 * 3600e3);
+  let why = '';
+  const tell = (e) => { why = e.message; };
   const [used, kept] = await Promise.all([
-    attempt(() => api.usage({ filter: { from: from.toISOString(), to: to.toISOString() }, groupBy: ['GROUP_TENANT', 'GROUP_MODEL'] })),
-    attempt(() => api.objectives())]);
-  if (!used && !kept) { $('usage').replaceChildren(el('p', {}, 'Accounting cannot be asked: the router needs --accounting-url, and accounting must run.')); return; }
+    attempt(() => api.usage({ filter: { from: from.toISOString(), to: to.toISOString() }, groupBy: ['GROUP_TENANT', 'GROUP_MODEL'] }), tell),
+    attempt(() => api.objectives(), tell)]);
+  if (!used && !kept) { $('usage').replaceChildren(el('p', {}, 'There is no usage to show: ' + why)); return; }
   const rows = (used?.rows || []).slice(0, most);
   const alert = (o) => { const a = (o.alert || '').replace('ALERT_', '').toLowerCase().replace('_', ' '); return el('span', { class: a === 'page' ? 'bad' : a === 'ticket' ? 'warn' : a === 'none' ? 'good' : 'note' }, a || '–'); };
   $('usage').replaceChildren(
@@ -179,12 +181,12 @@ function summary() {
     (status.trackerConnected ? 'index connected' : 'no index') + ` · ${count(status.queued)} waiting` + (status.open ? ' · open to everybody' : '');
 }
 
-async function attempt(fn) {
+async function attempt(fn, tell = (e) => { $('summary').textContent = e.message; }) {
   try {
     return await fn();
   } catch (e) {
     if (e instanceof Refused) leave(e.message);
-    else if (e.name !== 'AbortError') $('summary').textContent = e.message;
+    else if (e.name !== 'AbortError') tell(e);
     return null;
   }
 }
