@@ -93,6 +93,8 @@ func (x *exchange) forward() *openai.Error {
 		if e != nil || len(endpoints) == 0 {
 			if last == nil {
 				last = e
+			} else {
+				x.givenUp("no other worker is ready")
 			}
 			break
 		}
@@ -104,6 +106,7 @@ func (x *exchange) forward() *openai.Error {
 			}
 			if x.attempts > 0 && !of.budget.Take() {
 				x.metrics.exhausted.Add(x.server.ctx, 1, metric.WithAttributes(attribute.String("model", x.label)))
+				x.givenUp("the retry budget is used up")
 				return last
 			}
 			if name := endpoint.GetWorker(); name != booked {
@@ -132,6 +135,7 @@ func (x *exchange) forward() *openai.Error {
 				"reason", why, "err", x.result.Cause)
 			if x.result.Reason == proxy.Closed || x.result.Reason == proxy.Timeout {
 				if broken++; broken == maxBroken {
+					x.givenUp("it may be what breaks them")
 					return last
 				}
 			}
@@ -141,6 +145,11 @@ func (x *exchange) forward() *openai.Error {
 		return nil
 	}
 	return last
+}
+
+// givenUp logs why nothing else is tried after a failure.
+func (x *exchange) givenUp(why string) {
+	daemon.Logger(x.server.ctx).Warn("request given up", "request_id", x.id, "attempts", x.attempts, "why", why)
 }
 
 // healthyFirst puts workers that are ejected behind the others, in their order.

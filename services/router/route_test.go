@@ -332,7 +332,8 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// A worker that refuses connections is left alone before anyone else notices.
+// A worker that refuses connections is left alone before anyone else notices, unless
+// there is no other.
 func TestSuspect(t *testing.T) {
 	k := newTracker()
 	k.serve(t)
@@ -347,6 +348,15 @@ func TestSuspect(t *testing.T) {
 	w.report("1", moved("no.such.worker/0", "connect")) // nonsense has no effect
 	if got := workers(w.route(request("2", hashes(1, 10)...))); len(got) != 1 || got[0] != "demo.sim.b/0" {
 		t.Errorf("after a refused: %v", got)
+	}
+	w.report("2", moved("demo.sim.a/0", "closed"))
+	if got := workers(w.route(request("3", hashes(1, 10)...))); len(got) != 2 {
+		t.Errorf("after both have: %v", got)
+	}
+	again := request("4", hashes(1, 10)...)
+	again.Exclude = []string{"demo.sim.a/0"}
+	if got := workers(w.route(again)); len(got) != 1 || got[0] != "demo.sim.b/0" {
+		t.Errorf("after a failed the request: %v", got)
 	}
 }
 

@@ -136,7 +136,7 @@ func build(c *resources.Catalog, prepared *plan.Plan, states States, verdicts Ve
 			})
 			for rank, id := range w.Ranks {
 				state := states.Lookup(now, w.UID, id)
-				ready[s] = ready[s] || state.Ready
+				ready[s] = ready[s] || state.Ready || state.Suspect
 				// All ranks have one HTTP server, which is what makes token ids.
 				if epoch := cmp.Or(state.Epoch, epochs[w.UID]); rank == 0 && epoch != "" {
 					out.Epochs[w.UID] = epoch

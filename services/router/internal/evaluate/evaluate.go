@@ -91,10 +91,11 @@ func Endpoints(now time.Time, r Request, states States, providers Providers) []E
 }
 
 // Update looks at endpoints of the request as they are now: their state, and whether
-// they can take it.
+// they can take it. Workers that are only suspected of being gone can if no other
+// worker can: a connection may end for less.
 func Update(now time.Time, r Request, list []Endpoint, states States, providers Providers) {
 	var profile *resources.Profile
-	tokens := 0
+	tokens, able := 0, false
 	for i := range list {
 		e := &list[i]
 		e.Dropped, e.TooLong = "", false
@@ -120,11 +121,19 @@ func Update(now time.Time, r Request, list []Endpoint, states States, providers 
 			e.Dropped = failed
 		case w.NotReady:
 			e.Dropped = "not ready: its Pod is not"
-		case !e.State.Ready:
+		case !e.State.Ready && !e.State.Suspect:
 			e.Dropped = e.State.Why
 		case most > 0 && tokens >= most: // there must be room for one token
 			e.Dropped = "its context of " + strconv.Itoa(most) + " tokens is too short"
 			e.TooLong = true
+		case e.State.Suspect:
+			e.Dropped = e.State.Why
+		}
+		able = able || e.Dropped == ""
+	}
+	for i := range list {
+		if e := &list[i]; !able && e.Provider == nil && e.Dropped == e.State.Why && e.State.Suspect {
+			e.Dropped = ""
 		}
 	}
 }

@@ -24,6 +24,9 @@ type State struct {
 	Ready bool
 	// Why says why the worker is not ready.
 	Why string
+	// Suspect says that it is not only because it refused a connection a moment ago
+	// or closed one: it is still better than none.
+	Suspect bool
 	// Running, Waiting and KVUsage were sampled at Sampled; the zero time
 	// means never.
 	Running, Waiting, KVUsage float64
@@ -169,18 +172,15 @@ func (t *Table) Lookup(now time.Time, uid, id string) State {
 		s.Ready, s.Why = false, "its Pod ends"
 		return s
 	}
-	if until, ok := t.suspects[uid]; ok && now.Before(until) {
-		s.Ready, s.Why = false, "refused a connection a moment ago"
-		return s
-	}
 	if tr != nil && (t.trusted(tr, now) || !known || p.at.Before(tr.asOf)) {
 		if !s.Ready {
 			s.Why = "not ready: its health check or metrics fail"
 		}
-		return s
-	}
-	if s.Ready = known && p.ok; !s.Ready {
+	} else if s.Ready = known && p.ok; !s.Ready {
 		s.Why = "not ready: no answer to the probe"
+	}
+	if until, ok := t.suspects[uid]; ok && s.Ready && now.Before(until) {
+		s.Ready, s.Suspect, s.Why = false, true, "refused a connection a moment ago"
 	}
 	return s
 }

@@ -79,9 +79,14 @@ func TestSuspect(t *testing.T) {
 	table.Update(start, message(true, state("w/0", true, 0)))
 	table.Suspect(start, "w")
 	table.Suspect(start, "stranger")
-	if table.Lookup(start.Add(suspicion/2), "w", "w/0").Ready {
+	if s := table.Lookup(start.Add(suspicion/2), "w", "w/0"); s.Ready || !s.Suspect {
 		t.Error("a suspect is ready")
 	}
+	table.Update(start, message(true, state("w/0", false, 0)))
+	if s := table.Lookup(start.Add(suspicion/2), "w", "w/0"); s.Ready || s.Suspect {
+		t.Error("one that says that it is not ready is only suspected")
+	}
+	table.Update(start, message(true, state("w/0", true, 0)))
 	if !table.Lookup(start.Add(suspicion+1), "w", "w/0").Ready {
 		t.Error("suspicion does not end")
 	}
