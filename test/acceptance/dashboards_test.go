@@ -149,11 +149,12 @@ func dashboardQueries(t *testing.T, dir string) (out []query) {
 // metricName finds our names in an expression.
 var metricName = regexp.MustCompile(`\b(?:kinference[_:]|gen_ai_server_|gen_ai_client_)[a-z0-9_:]*`)
 
-// seldom are metrics that there are only once something has gone wrong, or some minutes
-// have passed.
+// seldom are metrics that there are only once something has gone wrong, some minutes
+// have passed, or with TLS.
 var seldom = []string{
 	"kinference_ingress_failovers_total", "kinference_router_moved_total", "kinference_router_tracker_unavailable_total", "kinference_accounting_stream_filled_ratio",
 	"kinference_router_queue_refused_total", "kinference_router_gossip_dropped_total",
+	"kinference_tls_certificate_not_after_seconds",
 }
 
 // quiet are the panels that show nothing while all is well.
