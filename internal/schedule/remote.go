@@ -25,7 +25,8 @@ type Delta struct {
 	Kind DeltaKind
 	// ID names the request among those of its router.
 	ID string
-	// At is when it happened, by the clock of its router.
+	// At is when it happened, by the clock of the Scheduler that tells it or is told:
+	// whoever carries deltas brings those of other clocks in line.
 	At time.Time
 
 	// What follows is set for Routed and, but for Class, Group, Cached, MaxTokens,
@@ -108,8 +109,7 @@ func (s *Scheduler) Deltas(now time.Time) []Delta {
 	return d
 }
 
-// Remote takes in what another router said at time at, by whose clock the deltas
-// are dated. What was routed more than 0.3 s ago is left to the gauges. Deltas of
+// Remote takes in what another router said at time at. What was routed more than 0.3 s ago is left to the gauges. Deltas of
 // workers that are not known here, of requests that were left out, and those that
 // make no sense are ignored. from names the router.
 func (s *Scheduler) Remote(now time.Time, from string, at time.Time, d []Delta) {
