@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"net"
-	"net/url"
 	"strconv"
 	"sync"
 	"testing"
@@ -183,7 +181,7 @@ func TestPublishAndConsume(t *testing.T) {
 func TestNATSRestart(t *testing.T) {
 	for _, file := range []bool{true, false} {
 		t.Run(fmt.Sprintf("file=%v", file), func(t *testing.T) {
-			port := freePort(t)
+			port := testenv.FreePort(t)
 			opts := natsd.Options{Dir: t.TempDir(), Port: port}
 			c := connect(t, "nats://127.0.0.1:"+strconv.Itoa(port))
 			s := bus.StreamSettings{File: file}
@@ -360,7 +358,7 @@ func TestReports(t *testing.T) {
 			if !proto.Equal(r, want) {
 				t.Errorf("got report %v, want %v", r, want)
 			}
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatal("no report came")
 		}
 	}
@@ -397,19 +395,4 @@ func start(t *testing.T, o natsd.Options) *natsd.Server {
 		t.Fatal(err)
 	}
 	return s
-}
-
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	u, err := url.Parse("//" + l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, _ := strconv.Atoi(u.Port())
-	return n
 }

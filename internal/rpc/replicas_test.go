@@ -17,6 +17,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/kinference/kinference/internal/daemon"
+	"github.com/kinference/kinference/internal/testenv"
 	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
 	"github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1/kvtrackerv1connect"
 )
@@ -49,11 +50,13 @@ type member struct {
 
 func (m *member) start(t *testing.T) {
 	t.Helper()
+	if m.addr == "" {
+		m.addr = testenv.FreeAddr(t)
+	}
 	l, err := net.Listen("tcp", m.addr)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.addr = l.Addr().String()
 	mux := http.NewServeMux()
 	h := Mount[kvtrackerv1connect.KVTrackerServiceHandler](t.Context(), m.counter, kvtrackerv1connect.NewKVTrackerServiceHandler)
 	mux.Handle(h.Path, h.Handler)
@@ -74,7 +77,7 @@ func group(t *testing.T, n int) (members []*member, p *replicas, client kvtracke
 	t.Helper()
 	var seeds []*url.URL
 	for range n {
-		m := &member{counter: new(counter), addr: "127.0.0.1:0"}
+		m := &member{counter: new(counter)}
 		m.start(t)
 		members = append(members, m)
 		seeds = append(seeds, &url.URL{Scheme: "http", Host: m.addr})
@@ -116,13 +119,13 @@ func match(t *testing.T, client kvtrackerv1connect.KVTrackerServiceClient, timeo
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	deadline, tick := time.After(20*time.Second), time.NewTicker(2*time.Millisecond)
+	deadline, tick := time.After(time.Minute), time.NewTicker(2*time.Millisecond)
 	defer tick.Stop()
 	for !ok() {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatal("not within 20 s: " + what)
+			t.Fatal("not within a minute: " + what)
 		}
 	}
 }

@@ -8,8 +8,6 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
-	mathrand "math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -57,10 +55,10 @@ func Kube(t testing.TB) *KubeAPI {
 	}
 	programs["etcd"], programs["kwok"] = program(t, "etcd-"+EtcdVersion, "etcd"), program(t, "kwok-"+KwokVersion, "kwok")
 	dir := t.TempDir()
-	etcd, peer, api := freePort(t), freePort(t), freePort(t)
-	k := &KubeAPI{URL: "https://127.0.0.1:" + api, Token: "admin-token", Kubeconfig: filepath.Join(dir, "kubeconfig"), programs: programs, dir: dir}
-	store := "http://127.0.0.1:" + etcd
-	peers := "http://127.0.0.1:" + peer
+	etcd, peer, api := FreeAddr(t), FreeAddr(t), FreePort(t)
+	k := &KubeAPI{URL: "https://" + loopback(api), Token: "admin-token", Kubeconfig: filepath.Join(dir, "kubeconfig"), programs: programs, dir: dir}
+	store := "http://" + etcd
+	peers := "http://" + peer
 	e := start(t, filepath.Join(dir, "etcd.log"), programs["etcd"], "--data-dir", filepath.Join(dir, "etcd"),
 		"--listen-client-urls", store, "--advertise-client-urls", store, "--listen-peer-urls", peers,
 		"--initial-advertise-peer-urls", peers, "--initial-cluster", "default="+peers, "--unsafe-no-fsync", "--log-level", "error")
@@ -77,7 +75,7 @@ func Kube(t testing.TB) *KubeAPI {
 	serviceAccounts := filepath.Join(dir, "sa.key")
 	write(t, serviceAccounts, encodeKey(t, key))
 	k.args = []string{
-		"--etcd-servers", store, "--secure-port", api, "--bind-address", "127.0.0.1",
+		"--etcd-servers", store, "--secure-port", strconv.Itoa(api), "--bind-address", "127.0.0.1",
 		"--tls-cert-file", filepath.Join(dir, "api", "tls.crt"), "--tls-private-key-file", filepath.Join(dir, "api", "tls.key"),
 		"--service-account-issuer", "https://kubernetes.default.svc", "--service-account-key-file", serviceAccounts,
 		"--service-account-signing-key-file", serviceAccounts, "--service-cluster-ip-range", "10.0.0.0/24",
@@ -198,21 +196,6 @@ func (p *process) stop() {
 	}
 	_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL) // it may be ending
 	<-p.done
-}
-
-// freePort returns a port for a program that cannot be given an open one. It is below
-// those that systems give to connections, one of which could take it meanwhile.
-func freePort(t testing.TB) string {
-	t.Helper()
-	for range 100 {
-		port := strconv.Itoa(20_000 + mathrand.N(12_000))
-		if l, err := net.Listen("tcp", "127.0.0.1:"+port); err == nil {
-			l.Close()
-			return port
-		}
-	}
-	t.Fatal("no free port between 20000 and 32000")
-	return ""
 }
 
 func tail(path string) []byte {

@@ -32,7 +32,7 @@ func (k *KubeAPI) Nodes(t testing.TB, controllers ...string) {
 	config := filepath.Join(k.dir, "stages.yaml")
 	write(t, config, stages)
 	kwok := start(t, filepath.Join(k.dir, "kwok.log"), k.programs["kwok"], "--kubeconfig", k.Kubeconfig, "--manage-all-nodes=true",
-		"-c", config, "--server-address", "127.0.0.1:"+freePort(t), "--node-lease-duration-seconds=40")
+		"-c", config, "--server-address", FreeAddr(t), "--node-lease-duration-seconds=40")
 	t.Cleanup(kwok.stop)
 	t.Cleanup(func() {
 		if t.Failed() {

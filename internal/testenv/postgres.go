@@ -57,7 +57,7 @@ func Postgres(t testing.TB) *PostgresServer {
 	}
 	// Another process may take a free port before the server does.
 	for range 5 {
-		port := freePort(t)
+		port := strconv.Itoa(FreePort(t))
 		s.URL = fmt.Sprintf("postgres://test@%s/postgres?sslmode=disable", net.JoinHostPort("127.0.0.1", port))
 		s.args = []string{programs["postgres"], "-D", data, "-h", "127.0.0.1", "-p", port, "-k", "", "-c", "shared_buffers=32MB", "-c", "max_connections=40"}
 		if s.start(t) {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -36,7 +37,7 @@ func Redis(t testing.TB, options ...string) *RedisServer {
 	}
 	// Another process may take a free port before the server does.
 	for range 5 {
-		port := freePort(t)
+		port := strconv.Itoa(FreePort(t))
 		r := &RedisServer{Addr: net.JoinHostPort("127.0.0.1", port), dir: t.TempDir()}
 		r.args = append([]string{"--port", port, "--bind", "127.0.0.1", "--dir", r.dir, "--save", "", "--appendonly", "no", "--daemonize", "no"}, options...)
 		if r.start(t) {
@@ -111,7 +112,7 @@ func RedisSentinel(t testing.TB) (primary, replica, sentinel *RedisServer) {
 		t.Fatal(err)
 	}
 	replica = Redis(t, "--replicaof", "127.0.0.1 "+port)
-	own := freePort(t)
+	own := strconv.Itoa(FreePort(t))
 	sentinel = &RedisServer{Addr: net.JoinHostPort("127.0.0.1", own), dir: t.TempDir()}
 	file := filepath.Join(sentinel.dir, "sentinel.conf")
 	write(t, file, []byte("port "+own+"\nbind 127.0.0.1\ndir "+sentinel.dir+"\nsentinel monitor m 127.0.0.1 "+port+
@@ -150,7 +151,7 @@ func RedisCluster(t testing.TB, replicas int) *RedisGroup {
 	args := []string{"--cluster", "create"}
 	for range 3 * (1 + replicas) {
 		r := Redis(t, "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "2000",
-			"--cluster-port", freePort(t), "--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0")
+			"--cluster-port", strconv.Itoa(FreePort(t)), "--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0")
 		g.Nodes = append(g.Nodes, r)
 		args = append(args, r.Addr)
 	}

@@ -13,6 +13,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/kinference/kinference/internal/rpc"
+	"github.com/kinference/kinference/internal/testenv"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/services/ingress"
 )
@@ -192,12 +193,7 @@ func TestNoWorker(t *testing.T) {
 // Router and ingress start in any order; before the first catalog requests are
 // answered 503, and the service is not ready.
 func TestRouterComesLate(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := l.Addr().String()
-	l.Close()
+	addr := testenv.FreeAddr(t)
 	e := start(t, func(c *ingress.Config, _ *routerv1.Catalog) { c.RouterURL = "http://" + addr })
 	resp, body := e.post(chatPath, chatRequest(true, ""))
 	if resp.StatusCode != 503 || resp.Header.Get("Retry-After") == "" {

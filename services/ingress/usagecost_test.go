@@ -65,7 +65,7 @@ func BenchmarkMeteringCost(b *testing.B) {
 		_, _ = io.WriteString(w, usageChunk+doneEvent)
 	}))
 
-	public, admin := freeAddr(b), freeAddr(b)
+	public, admin := testenv.FreeAddr(b), testenv.FreeAddr(b)
 	cmd := exec.Command(bin, "--listen", public, "--admin-listen", admin, "--router-url", routerURL, "--nats-url", testenv.NATS(b), "--usage-dir", b.TempDir(), "--pprof", "--log-level", "error")
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
@@ -189,14 +189,4 @@ func chunkCosts(a, b string) (costs [2]time.Duration) {
 		}
 	}
 	return costs
-}
-
-func freeAddr(t testing.TB) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }

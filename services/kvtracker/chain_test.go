@@ -112,7 +112,7 @@ func TestNATSRestart(t *testing.T) {
 	for _, file := range []bool{true, false} {
 		t.Run(fmt.Sprintf("file=%v", file), func(t *testing.T) {
 			w := startWorker(t, fleetsim.Config{Profile: profile(200), Ranks: 1, TimeScale: 400, LoRAs: loras})
-			o := natsd.Options{Dir: t.TempDir(), Port: freePort(t)}
+			o := natsd.Options{Dir: t.TempDir(), Port: testenv.FreePort(t)}
 			server := startNATS(t, o)
 			t.Cleanup(func() { server.Stop() })
 			f := newFleet(t, server.URL(), kvtracker.Config{StreamFile: file}, w)

@@ -156,7 +156,7 @@ func startPublisher(t *testing.T, l *library, seed uint64) *publisher {
 	p.pub = zmq4.NewPub(ctx, quiet)
 	router := zmq4.NewRouter(ctx, quiet)
 	for socket, addr := range map[zmq4.Socket]*string{p.pub: &p.events, router: &p.replay} {
-		*addr = fmt.Sprintf("tcp://127.0.0.1:%d", freePort(t))
+		*addr = "tcp://" + testenv.FreeAddr(t)
 		if err := socket.Listen(*addr); err != nil {
 			t.Fatal(err)
 		}
@@ -403,7 +403,7 @@ func killedInTurn(t *testing.T, file bool) {
 	process(t, func(ctx context.Context) error {
 		return rpc.Serve(ctx, l, rpc.Mount[routerv1connect.RouterServiceHandler](ctx, catalog, routerv1connect.NewRouterServiceHandler))
 	})
-	port, listen := freePort(t), fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	port, listen := testenv.FreePort(t), testenv.FreeAddr(t)
 	url := fmt.Sprintf("nats://127.0.0.1:%d", port)
 	nats := newChild(t, "nats", t.TempDir(), strconv.Itoa(port))
 	service := []string{"--nats-url", url, fmt.Sprintf("--stream-file=%v", file), "--drain-timeout", "1s", "--admin-listen"}

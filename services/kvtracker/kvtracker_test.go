@@ -49,7 +49,7 @@ func TestConfig(t *testing.T) {
 // TestReadiness starts a tracker before NATS: it is ready, and answers, once it
 // has applied all that the stream holds.
 func TestReadiness(t *testing.T) {
-	o := natsd.Options{Dir: t.TempDir(), Port: freePort(t)}
+	o := natsd.Options{Dir: t.TempDir(), Port: testenv.FreePort(t)}
 	settings := bus.StreamSettings{File: true}
 	server := startNATS(t, o)
 	url := server.URL()

@@ -92,7 +92,7 @@ func TestShards(t *testing.T) {
 // until it has applied what it missed.
 func TestCutOffTrackerSaysSo(t *testing.T) {
 	w := startWorker(t, fleetsim.Config{Profile: profile(200), TimeScale: 400})
-	o := natsd.Options{Dir: t.TempDir(), Port: freePort(t)}
+	o := natsd.Options{Dir: t.TempDir(), Port: testenv.FreePort(t)}
 	server := startNATS(t, o)
 	t.Cleanup(func() { server.Stop() })
 	f := newFleet(t, server.URL(), kvtracker.Config{StreamFile: true}, w)

@@ -8,8 +8,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -218,7 +216,7 @@ func TestRelay(t *testing.T) {
 	bin := build(t)
 	for _, framing := range []string{"old", "new"} {
 		t.Run(framing, func(t *testing.T) {
-			events, replay := freeEndpoint(t), freeEndpoint(t)
+			events, replay := "tcp://"+testenv.FreeAddr(t), "tcp://"+testenv.FreeAddr(t)
 			nats := testenv.NATS(t)
 			l := testenv.Listen(t)
 			background(t, func(ctx context.Context) error {
@@ -258,19 +256,4 @@ func TestRelay(t *testing.T) {
 			v.expect("boot2", 3001, "start", "restart")
 		})
 	}
-}
-
-// freeEndpoint names a port that no one listens on, below the range from which
-// the system takes ports for outgoing connections.
-func freeEndpoint(t *testing.T) string {
-	t.Helper()
-	for range 100 {
-		addr := fmt.Sprintf("127.0.0.1:%d", 15_000+rand.IntN(15_000))
-		if l, err := net.Listen("tcp", addr); err == nil {
-			l.Close()
-			return "tcp://" + addr
-		}
-	}
-	t.Fatal("no free port")
-	return ""
 }

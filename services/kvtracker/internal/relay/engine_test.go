@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-zeromq/zmq4"
 
+	"github.com/kinference/kinference/internal/testenv"
 	"github.com/kinference/kinference/internal/vllm"
 )
 
@@ -46,7 +47,7 @@ type kept struct {
 
 func newEngine(t *testing.T, e *engine) *engine {
 	t.Helper()
-	return newEngineAt(t, e, freePort(t), freePort(t))
+	return newEngineAt(t, e, testenv.FreePort(t), testenv.FreePort(t))
 }
 
 // newRanks makes two engines whose ports follow each other, as those of two
@@ -55,7 +56,7 @@ func newRanks(t *testing.T) (*engine, *engine) {
 	t.Helper()
 	pair := func() int {
 		for range 50 {
-			p := freePort(t)
+			p := testenv.FreePort(t)
 			if l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(p+1)); err == nil {
 				l.Close()
 				return p
@@ -232,7 +233,7 @@ func (e *engine) forget(seq uint64) {
 // subscribed waits until a subscriber is there.
 func (e *engine) subscribed() {
 	e.t.Helper()
-	timeout := time.After(20 * time.Second)
+	timeout := time.After(time.Minute)
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for {

@@ -124,7 +124,7 @@ func TestEventsSwitchedOff(t *testing.T) {
 
 // A worker that leaves while NATS is away is cleared when it is back.
 func TestWorkerLeavesWithoutNATS(t *testing.T) {
-	opts := natsd.Options{Dir: t.TempDir(), Port: freePort(t)}
+	opts := natsd.Options{Dir: t.TempDir(), Port: testenv.FreePort(t)}
 	server := startNATS(t, opts)
 	f := newFixture(t, server.URL())
 	f.stream.File = true

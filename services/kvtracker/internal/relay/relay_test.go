@@ -107,7 +107,7 @@ func TestReplayUnreachable(t *testing.T) {
 	f := newFixture(t, testenv.NATS(t))
 	e := newEngine(t, &engine{buffer: 100})
 	spec := e.spec("a")
-	spec.KvReplay = "tcp://127.0.0.1:" + strconv.Itoa(freePort(t))
+	spec.KvReplay = "tcp://" + testenv.FreeAddr(t)
 	f.catalog.set(spec)
 	f.start()
 	f.view.expect("a/0").wantClears(t, reasonStart)
@@ -353,7 +353,7 @@ func TestRelayRestartAfterResume(t *testing.T) {
 func TestNATSRestart(t *testing.T) {
 	for _, file := range []bool{true, false} {
 		t.Run(fmt.Sprintf("file=%v", file), func(t *testing.T) {
-			opts := natsd.Options{Dir: t.TempDir(), Port: freePort(t)}
+			opts := natsd.Options{Dir: t.TempDir(), Port: testenv.FreePort(t)}
 			server := startNATS(t, opts)
 			f := newFixture(t, server.URL())
 			f.stream.File, f.lossy = file, !file
@@ -384,7 +384,7 @@ func TestNATSRestart(t *testing.T) {
 
 // While NATS is away more piles up than is kept: replay brings it.
 func TestBacklogOverflow(t *testing.T) {
-	opts := natsd.Options{Dir: t.TempDir(), Port: freePort(t)}
+	opts := natsd.Options{Dir: t.TempDir(), Port: testenv.FreePort(t)}
 	server := startNATS(t, opts)
 	f := newFixture(t, server.URL())
 	f.stream.File = true
@@ -428,12 +428,16 @@ func TestWorkerLeaves(t *testing.T) {
 // The router goes away and comes back: the list stays and is then renewed.
 func TestRouterRestart(t *testing.T) {
 	f := newFixture(t, testenv.NATS(t))
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	addr := testenv.FreeAddr(t)
+	f.url = "http://" + addr
+	serve := func() (stop func()) {
+		l, err := net.Listen("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f.catalog.serve(t, l)
 	}
-	f.url = "http://" + l.Addr().String()
-	stop := f.catalog.serve(t, l)
+	stop := serve()
 	e := newEngine(t, &engine{buffer: 100})
 	f.catalog.set(e.spec("a"))
 	f.start()
@@ -445,10 +449,7 @@ func TestRouterRestart(t *testing.T) {
 	other := newEngine(t, &engine{buffer: 100})
 	other.publish(1)
 	f.catalog.set(e.spec("a"), other.spec("b"))
-	if l, err = net.Listen("tcp", l.Addr().String()); err != nil {
-		t.Fatal(err)
-	}
-	f.catalog.serve(t, l)
+	serve()
 	f.view.expect("b/0", "boot1:0")
 	f.view.expect("a/0", span("boot1", 0, 1)...).wantClears(t, reasonStart)
 }
