@@ -26,8 +26,8 @@ const maxTenants = 4096
 
 func newTenants() tenants { return tenants{known: map[string]*tenant{}} }
 
-// enter counts one more request in line for a tenant.
-func (ts *tenants) enter(name string, weight float64) *tenant {
+// of is a tenant by name, with its newest weight.
+func (ts *tenants) of(name string, weight float64) *tenant {
 	x := ts.known[name]
 	if x == nil {
 		if len(ts.known) >= maxTenants {
@@ -40,25 +40,39 @@ func (ts *tenants) enter(name string, weight float64) *tenant {
 	if !(weight > 0) {
 		x.weight = 1
 	}
-	if x.waiting == 0 {
-		x.vtc = max(x.vtc, ts.least())
-	}
-	x.waiting++
 	return x
 }
 
-// least is the virtual time at which a tenant that was away begins.
-func (ts *tenants) least() float64 {
+// join counts one more request in line for its tenant.
+func (s *Scheduler) join(t float64, x *waiter) {
+	x.tenant = s.tenants.of(x.r.Tenant, x.r.Weight)
+	if x.tenant.waiting == 0 {
+		x.tenant.vtc = max(x.tenant.vtc, s.least(t, x))
+	}
+	x.tenant.waiting++
+}
+
+// least is the virtual time at which the tenant of a waiter begins that was away: that
+// of the one that got least of those it competes with. Who waits for other workers, or
+// as batch work behind it, may have got nothing for long: beginning there, a newcomer
+// would be served alone until it had got as much as all others.
+func (s *Scheduler) least(t float64, x *waiter) float64 {
 	least, found := 0.0, false
-	for _, x := range ts.known {
-		if x.waiting > 0 && (!found || x.vtc < least) {
-			least, found = x.vtc, true
+	for _, y := range s.waiters {
+		if y.class(t) <= x.class(t) && y.rivals(x) && (!found || y.tenant.vtc < least) {
+			least, found = y.tenant.vtc, true
 		}
 	}
 	if !found {
-		return ts.floor
+		return s.tenants.floor
 	}
 	return least
+}
+
+// rivals tells whether two requests are for the same workers, by their first
+// candidates: nearly all have those of one group.
+func (x *waiter) rivals(y *waiter) bool {
+	return len(x.p) > 0 && len(y.p) > 0 && x.p[0].w.group == y.p[0].w.group
 }
 
 func (ts *tenants) leave(x *tenant) { x.waiting-- }

@@ -162,11 +162,12 @@ func (s *Scheduler) Enter(now time.Time, r Request, c []Candidate, choose Choose
 		return &LineFullError{Waiting: n, RetryAfter: s.duration(float64(n+1-s.maxWaiting) * max(s.pace.value, minGap))}
 	}
 	s.seq++
-	x := &waiter{r: r, choose: choose, entered: t, seq: s.seq, best: -1, ahead: len(s.waiters), tenant: s.tenants.enter(r.Tenant, r.Weight)}
+	x := &waiter{r: r, choose: choose, entered: t, seq: s.seq, best: -1, ahead: len(s.waiters)}
 	if !r.Arrived.IsZero() {
 		x.entered = clamp(s.clock(r.Arrived), t-maxArrived, t)
 	}
 	s.candidates(t, x, c)
+	s.join(t, x)
 	if s.maxWait > 0 && s.k2 && len(s.waiters) > 0 {
 		s.best(t, x)
 		s.place(t, x)

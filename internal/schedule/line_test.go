@@ -248,24 +248,83 @@ func TestTenantsShare(t *testing.T) {
 
 // Who rests saves up nothing: after a pause a tenant gets its share, not all.
 func TestNobodySavesUp(t *testing.T) {
-	ts := newTenants()
-	a := ts.enter("a", 1)
-	ts.charge(a, 100)
-	b := ts.enter("b", 1)
-	if b.vtc != 100 {
-		t.Errorf("b begins at %v beside a at 100", b.vtc)
+	s := newScheduler(t, Settings{})
+	join := func(name string) *waiter {
+		x := &waiter{r: Request{Tenant: name, Weight: 1}, best: -1}
+		s.candidates(1, x, candidates("w", 100, 0, nil))
+		s.join(1, x)
+		s.waiters = append(s.waiters, x)
+		return x
 	}
-	ts.leave(a)
-	ts.leave(b)
-	ts.charge(b, 50)
-	if c := ts.enter("c", 0); c.vtc < 100 {
-		t.Errorf("c begins at %v when nobody waits", c.vtc)
+	a := join("a")
+	s.tenants.charge(a.tenant, 100)
+	b := join("b")
+	if b.tenant.vtc != 100 {
+		t.Errorf("b begins at %v beside a at 100", b.tenant.vtc)
+	}
+	s.waiters = nil
+	s.tenants.leave(a.tenant)
+	s.tenants.leave(b.tenant)
+	s.tenants.charge(b.tenant, 50)
+	if c := join("c"); c.tenant.vtc < 100 {
+		t.Errorf("c begins at %v when nobody waits", c.tenant.vtc)
 	}
 	for i := range 2 * maxTenants {
-		ts.leave(ts.enter(fmt.Sprint(i), 1))
+		s.tenants.leave(join(fmt.Sprint(i)).tenant)
+		s.waiters = nil
 	}
-	if len(ts.known) > maxTenants {
-		t.Errorf("%d tenants are known", len(ts.known))
+	if len(s.tenants.known) > maxTenants {
+		t.Errorf("%d tenants are known", len(s.tenants.known))
+	}
+}
+
+// A tenant whose batch work, or whose model, gets no turn has got nothing for long.
+// A newcomer does not begin there: it would be served alone for as long.
+func TestNewcomerBesideOneThatStarves(t *testing.T) {
+	for name, starves := range map[string]struct {
+		r      Request
+		worker string
+	}{
+		"batch":         {Request{QoS: Batch}, "w"},
+		"another model": {Request{}, "v"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScheduler(t, Settings{})
+			n, now := 0, start
+			add := func(count int, r Request, worker string, tokens int) {
+				for range count {
+					n++
+					r.ID = fmt.Sprintf("%s-%d", r.Tenant, n)
+					c := candidates(worker, tokens, 0, nil)
+					c[0].Group = worker
+					enter(t, s, now, r, c)
+				}
+			}
+			add(1, Request{Tenant: "hog"}, "v", 500_000) // its worker takes nothing else for long
+			s.Pass(now)
+			add(100, Request{Tenant: "flood"}, "w", 500)
+			starves.r.Tenant = "starves"
+			add(1, starves.r, starves.worker, 500)
+			served := func(most int) map[string]int {
+				count := map[string]int{}
+				for range most {
+					for _, d := range s.Pass(now) {
+						count[strings.Split(d.ID, "-")[0]]++
+						s.FirstToken(now.Add(500*ms), d.ID, 500*ms)
+						s.Done(now.Add(500*ms), d.ID, Outcome{OK: true, CachedTokens: -1})
+					}
+					now = now.Add(500 * ms)
+				}
+				return count
+			}
+			if c := served(40); c["flood"] != 40 {
+				t.Fatalf("at first: %v", c)
+			}
+			add(40, Request{Tenant: "new"}, "w", 500)
+			if c := served(20); c["new"] < 9 || c["new"] > 11 {
+				t.Errorf("with a newcomer: %v", c)
+			}
+		})
 	}
 }
 
