@@ -165,14 +165,14 @@ func (s *Service) Run(ctx context.Context) error {
 		return err
 	}
 	defer v.metrics.close()
+	if v.counted, err = v.ledger.Seq(ctx); err != nil {
+		return err
+	}
 	g, ctx := errgroup.WithContext(ctx)
 	if v.conn != nil {
 		g.Go(func() error { return v.consume(ctx) })
 		g.Go(func() error { return v.watched.follow(ctx, v.conn) })
 		g.Go(func() error { v.divideTime(ctx); return nil })
-	}
-	if v.counted, err = v.ledger.Seq(ctx); err != nil {
-		return err
 	}
 	if v.RouterURL != "" {
 		g.Go(func() error { v.followCatalog(ctx); return nil })
@@ -288,10 +288,20 @@ func (v *server) rebuild(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("look at the stream: %w", err)
 	}
-	var since time.Time // the stream has everything
-	if info.State.FirstSeq > 1 {
-		since = info.State.FirstTime.UTC().Truncate(24 * time.Hour).Add(24 * time.Hour)
+	// The stream has all that ended since, and it is taken from there: what ended longer
+	// ago than events are kept is not. A stream that has its first message yet may be
+	// younger than the ledger: one that took the place of a lost one.
+	begin := info.State.FirstTime
+	switch {
+	case info.State.Msgs == 0:
+		return errors.New("the stream is empty: there is nothing to make the ledger of, and it stays as it is")
+	case info.State.FirstSeq <= 1:
+		begin = info.Created
 	}
+	if oldest := time.Now().Add(-v.Events); begin.Before(oldest) {
+		begin = oldest
+	}
+	since := begin.UTC().Truncate(24 * time.Hour).Add(24 * time.Hour)
 	former := consumer(v.ledger.Name())
 	if err := v.ledger.Forget(ctx, since); err != nil {
 		return err

@@ -209,6 +209,43 @@ func TestSharedAndRebuilt(t *testing.T) {
 	}
 }
 
+// What the stream does not have any more stays when a ledger is made anew: all of it if
+// the stream is empty, and what is older than a stream that took the place of a lost one.
+func TestRebuildKeepsWhatTheStreamLost(t *testing.T) {
+	nats, place := testenv.NATS(t), filepath.Join(t.TempDir(), "ledger.db")
+	publish(t, nats, messages(0, 100)...)
+	e := start(t, accounting.Config{NATSURL: nats, Ledger: place})
+	e.requests(100)
+	e.stop()
+	rebuild := func() error {
+		s := &accounting.Service{Config: accounting.Config{NATSURL: nats, Ledger: place, Rebuild: true, Listen: "127.0.0.1:0"}}
+		return s.Run(t.Context())
+	}
+	c, err := bus.Connect(t.Context(), nats, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	stream, err := c.EnsureUsageStream(t.Context(), bus.UsageSettings{})
+	if err == nil {
+		err = stream.Purge(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := rebuild(); err == nil || !strings.Contains(err.Error(), "empty") {
+		t.Errorf("of an empty stream: got %v", err)
+	}
+	if err := c.JetStream().DeleteStream(t.Context(), bus.UsageStream); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, nats, messages(100, 150)...)
+	if err := rebuild(); err != nil {
+		t.Fatal(err)
+	}
+	start(t, accounting.Config{NATSURL: nats, Ledger: place}).requests(150)
+}
+
 func TestQueriesAndExport(t *testing.T) {
 	nats := testenv.NATS(t)
 	e := start(t, accounting.Config{NATSURL: nats})
