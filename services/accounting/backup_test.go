@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kinference/kinference/internal/testenv"
+	usagev1 "github.com/kinference/kinference/proto/gen/kinference/usage/v1"
 	"github.com/kinference/kinference/services/accounting"
 	"github.com/kinference/kinference/services/accounting/internal/ledger"
 )
@@ -62,6 +63,39 @@ func TestBackupAndRestore(t *testing.T) {
 			}
 			e.stop()
 		})
+	}
+}
+
+// What a killed process leaves beside its ledger is no part of the one that a copy
+// becomes: SQLite would write it there.
+func TestRestoreBesideLeftovers(t *testing.T) {
+	dir := t.TempDir()
+	place, file := filepath.Join(dir, "ledger.db"), filepath.Join(dir, "copy.db")
+	led, err := ledger.Open(t.Context(), place)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer led.Close() // what is in its journal is not in its file
+	run := func(c accounting.Copies) error {
+		s := accounting.Service{Config: accounting.Config{Ledger: place, Copies: c}}
+		return s.Run(t.Context())
+	}
+	if err := run(accounting.Copies{Backup: file}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := led.Add(t.Context(), []*usagev1.Usage{event(1)}); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{place, place + "-wal", place + "-shm"} {
+		if err := run(accounting.Copies{Restore: file}); !errors.Is(err, os.ErrExist) || !strings.Contains(err.Error(), path) {
+			t.Errorf("beside %s: got %v", path, err)
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := run(accounting.Copies{Restore: file}); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -48,14 +48,17 @@ func Backup(ctx context.Context, place string, w io.Writer) (err error) {
 }
 
 // Restore makes the SQLite file at place of a copy that Backup wrote. There must be
-// none yet. The ledger gets a new name, so that the next process reads all that the
-// stream still holds: what the copy has is not counted again.
+// none yet, nor what a killed process leaves beside one: SQLite would take that for a
+// part of the new ledger. The ledger gets a new name, so that the next process reads
+// all that the stream still holds: what the copy has is not counted again.
 func Restore(ctx context.Context, place string, r io.Reader) (err error) {
 	if isPostgres(place) {
 		return ErrNotAFile
 	}
-	if _, err := os.Stat(place); !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("restore ledger: %s is there already (%w): move it away first", place, errors.Join(err, os.ErrExist))
+	for _, path := range []string{place, place + "-wal", place + "-shm", place + "-journal"} {
+		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("restore ledger: %s is there already (%w): move it away first", path, errors.Join(err, os.ErrExist))
+		}
 	}
 	if err := os.MkdirAll(filepath.Dir(place), 0o700); err != nil {
 		return fmt.Errorf("restore ledger: %w", err)
