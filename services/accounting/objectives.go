@@ -95,7 +95,8 @@ func (v *server) setObjectives(ctx context.Context, list []*routerv1.Objective) 
 			return nil
 		})
 		if err != nil {
-			v.board.Set(slices.DeleteFunc(objectives, func(o objective.Objective) bool { return ids[o.ID()] }))
+			// The board and those who measure have the list.
+			v.board.Set(slices.DeleteFunc(slices.Clone(objectives), func(o objective.Objective) bool { return ids[o.ID()] }))
 			return err
 		}
 	}
@@ -133,8 +134,12 @@ func (v *server) measure(ctx context.Context, events []*usagev1.Usage) {
 
 // judged is what objectives look at in a usage event.
 func judged(u *usagev1.Usage) *objective.Event {
+	ended := u.GetEnded().AsTime()
+	if now := time.Now(); ended.After(now) { // by a clock that is ahead: a board would have it in the place of what is to come
+		ended = now
+	}
 	e := &objective.Event{
-		Ended: u.GetEnded().AsTime(), Pool: u.GetPool(), Model: u.GetModel(), Tenants: u.GetTenants(), QoS: u.GetQos(),
+		Ended: ended, Pool: u.GetPool(), Model: u.GetModel(), Tenants: u.GetTenants(), QoS: u.GetQos(),
 		TTFT: given(u.Ttft), ITL: given(u.ItlMean), TPOT: given(u.Tpot), E2E: given(u.E2E),
 	}
 	switch {

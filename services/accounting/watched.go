@@ -19,6 +19,13 @@ const (
 	maxWatched  = 2000
 )
 
+// A report this far behind the newest one, that long after it came, says that the
+// relay's clock was set back, as to a kvtracker: stored reports are up to 5 s old.
+const (
+	clockStep = 10.0 // seconds
+	stepAfter = 2 * time.Second
+)
+
 // watched remembers the states of workers. It is safe for concurrent use.
 type watched struct {
 	mu      sync.Mutex
@@ -31,6 +38,7 @@ type history struct {
 	totalBlocks uint64
 	blockSize   uint32
 	states      []gputime.State
+	heard       time.Time // when the newest one came, by our clock
 }
 
 func newWatched() *watched { return &watched{workers: map[string]*history{}} }
@@ -62,6 +70,11 @@ func (w *watched) add(r *kvtrackerv1.WorkerReport) {
 		h.totalBlocks, h.blockSize = n, r.GetBlockSize()
 	}
 	s := gputime.State{Worker: r.GetWorker(), At: at, Running: r.GetLoad().GetRunning(), Waiting: r.GetLoad().GetWaiting(), KVUsage: r.GetLoad().GetKvUsage()}
+	now := time.Now()
+	if n := len(h.states); n > 0 && h.states[n-1].At-at >= clockStep && now.Sub(h.heard) > stepAfter {
+		// What was said of later times is of a clock that was wrong.
+		h.states = slices.DeleteFunc(h.states, func(s gputime.State) bool { return s.At >= at })
+	}
 	if n := len(h.states); n > 0 {
 		if at-h.states[n-1].At < sampleEvery.Seconds() {
 			return // a part of the samples is as true as all
@@ -70,7 +83,7 @@ func (w *watched) add(r *kvtrackerv1.WorkerReport) {
 			h.states = slices.Delete(h.states, 0, maxSamples/4)
 		}
 	}
-	h.states = append(h.states, s)
+	h.states, h.heard = append(h.states, s), now
 }
 
 // forget drops workers of which nothing was heard for an hour.
