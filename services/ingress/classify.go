@@ -11,6 +11,8 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kinference/kinference/internal/anthropic"
+	"github.com/kinference/kinference/internal/openai"
 	"github.com/kinference/kinference/internal/policy"
 	"github.com/kinference/kinference/internal/rpc"
 	"github.com/kinference/kinference/proto/gen/kinference/classifier/v1/classifierv1connect"
@@ -95,7 +97,11 @@ func (x *exchange) classify() {
 	c := &x.classified
 	c.answer, c.cancel, c.limits = make(chan tag.Result, 1), cancel, len(limits) > 0
 	go func() {
-		p := tag.Take(&x.req.Body, x.ClassifyBytes)
+		var beside []openai.Value
+		if x.messages != nil {
+			beside = anthropic.Unread(&x.messages.Body)
+		}
+		p := tag.Take(&x.req.Body, x.ClassifyBytes, beside...)
 		c.answer <- x.classifying.asker.Ask(ctx, &p, x.model.TagsNamespace, read)
 	}()
 	runtime.Gosched() // so that the question is on its way before this CPU makes tokens

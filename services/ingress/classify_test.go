@@ -108,6 +108,29 @@ func TestClassified(t *testing.T) {
 	}
 }
 
+// What only a provider of the client's own API would get of a request is classified,
+// too: a worker's chat body does not have it.
+func TestOwnBodyIsClassified(t *testing.T) {
+	c, url := newClassifier(t, tags()...)
+	e := start(t, func(s *ingress.Config, cat *routerv1.Catalog) {
+		s.ClassifierURL, s.ClassifyTimeout = url, patience
+		cat.Models[1].ReadsTags = true
+	}).ready()
+	e.router.routes(newWorker(t, "w", refuses(200, whole)))
+	for _, more := range []string{
+		`"system":[{"type":"text","text":"x-anthropic-billing-header: jane@example.com"}],"messages":[{"role":"user","content":"Hello"}]`,
+		`"messages":[{"role":"user","content":[{"type":"document","title":"jane@example.com","source":{"type":"text","data":"Hello"}}]}]`,
+		`"tools":[{"name":"f","input_schema":{},"input_examples":[{"to":"jane@example.com"}]}],"messages":[{"role":"user","content":"Hello"}]`,
+	} {
+		if resp, body := e.post(messagesPath, `{"model":"chat","max_tokens":9,`+more+`}`); resp.StatusCode != http.StatusOK {
+			t.Fatalf("%d %s", resp.StatusCode, body)
+		}
+		if text := c.asked[len(c.asked)-1].String(); !strings.Contains(text, "Hello") || !strings.Contains(text, "jane@example.com") {
+			t.Errorf("%s: asked about %s", more, text)
+		}
+	}
+}
+
 // The classifier works while a worker is asked for token ids: each waits for the
 // other to have begun.
 func TestClassifiesBeside(t *testing.T) {

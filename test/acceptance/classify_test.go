@@ -70,6 +70,10 @@ var dialects = []struct{ name, path, body string }{
 	{"completions", "/v1/completions", `{"model":"sim/qwen","max_tokens":2,"prompt":TEXT}`},
 	{"messages", "/v1/messages", `{"model":"sim/qwen","max_tokens":2,"messages":[{"role":"user","content":[{"type":"text","text":TEXT}]}]}`},
 	{"messages system", "/v1/messages", `{"model":"sim/qwen","max_tokens":2,"system":TEXT,"messages":[{"role":"user","content":"Hello there."}]}`},
+	{"messages title", "/v1/messages", `{"model":"sim/qwen","max_tokens":2,"messages":[{"role":"user","content":[{"type":"document","title":TEXT,"source":{"type":"text","data":"Hello there."}}]}]}`},
+	{"messages of an agent", "/v1/messages", `{"model":"sim/qwen","max_tokens":2,"system":[{"type":"text","text":"x-anthropic-billing-header: cc_version=2.1.154.abc; cc_entrypoint=cli; cch=1a2b3;"},` +
+		`{"type":"text","text":"Be brief.","cache_control":{"type":"ephemeral"}}],"context_management":{"edits":[{"type":"clear_tool_uses_20250919","keep":{"type":"tool_uses","value":3}}]},` +
+		`"output_config":{"effort":"high"},"metadata":{"user_id":"user_0123456789abcdef"},"messages":[{"role":"user","content":[{"type":"text","text":TEXT,"cache_control":{"type":"ephemeral","ttl":"1h"}}]}]}`},
 	{"responses", "/v1/responses", `{"model":"sim/qwen","max_output_tokens":2,"input":TEXT}`},
 	{"responses instructions", "/v1/responses", `{"model":"sim/qwen","max_output_tokens":2,"instructions":TEXT,"input":"Hello there."}`},
 }

@@ -36,8 +36,9 @@ var numeric = []string{
 }
 
 // Take takes a prompt apart: everything in the body that a model or a provider
-// gets to read, of at most limit bytes. It copies what it takes.
-func Take(body *openai.Object, limit int) Prompt {
+// gets to read, and what is beside it, of at most limit bytes. It copies what it
+// takes.
+func Take(body *openai.Object, limit int, beside ...openai.Value) Prompt {
 	t := &taker{limit: limit}
 	t.out.Whole = true
 	rest := &strings.Builder{}
@@ -67,6 +68,9 @@ func Take(body *openai.Object, limit int) Prompt {
 		case v.Given() && v.Kind != openai.Bool:
 			rest.WriteString(flat(name, v))
 		}
+	}
+	for _, v := range beside {
+		rest.WriteString(flat("", v))
 	}
 	t.add(classifierv1.Role_ROLE_METADATA, classifierv1.Media_MEDIA_TEXT, rest.String())
 	return t.out
