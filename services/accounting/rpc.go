@@ -64,11 +64,8 @@ func (v *server) QueryUsage(ctx context.Context, r *accountingv1.QueryUsageReque
 		q.GroupBy = append(q.GroupBy, columns[g])
 	}
 	rows, err := v.ledger.Query(ctx, q)
-	if errors.Is(err, ledger.ErrTooMany) {
-		return nil, rpc.Error(connect.CodeResourceExhausted, fmt.Sprintf("the answer has more than %d rows: ask for a shorter time or fewer groups", maxRows), 0)
-	}
 	if err != nil {
-		return nil, err
+		return nil, tooMany(err)
 	}
 	out := &accountingv1.QueryUsageResponse{Rows: make([]*accountingv1.Row, 0, len(rows))}
 	for i := range rows {
@@ -85,15 +82,23 @@ func (v *server) QueryUsage(ctx context.Context, r *accountingv1.QueryUsageReque
 		out.Lag = proto.Uint64(lag)
 	}
 	if r.GetWorkers() {
-		times, err := v.ledger.Times(ctx, filter.From, filter.To, q.Step)
+		times, err := v.ledger.Times(ctx, filter.From, filter.To, q.Step, maxRows)
 		if err != nil {
-			return nil, err
+			return nil, tooMany(err)
 		}
 		for i := range times {
 			out.Workers = append(out.Workers, workerTime(&times[i]))
 		}
 	}
 	return out, nil
+}
+
+// tooMany is what a caller hears of a ledger's error.
+func tooMany(err error) error {
+	if errors.Is(err, ledger.ErrTooMany) {
+		return rpc.Error(connect.CodeResourceExhausted, fmt.Sprintf("the answer has more than %d rows: ask for a shorter time or fewer groups", maxRows), 0)
+	}
+	return err
 }
 
 func workerTime(t *ledger.WorkerTime) *accountingv1.WorkerTime {

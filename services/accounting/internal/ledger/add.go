@@ -200,19 +200,16 @@ func (l *Ledger) apply(ctx context.Context, tx *sql.Tx, t table, changes map[key
 }
 
 func upsertStatement(t table) string {
-	columns := append([]string{"start"}, keyColumns...)
-	columns = append(append(columns, priceColumns...), countColumns...)
 	var set []string
 	for _, c := range countColumns {
 		set = append(set, fmt.Sprintf("%[1]s = %[2]s.%[1]s + excluded.%[1]s", c, t.name))
 	}
 	for _, c := range moneyColumns {
-		columns = append(columns, c, c+"_pico")
 		set = append(set,
 			fmt.Sprintf("%[1]s = %[2]s.%[1]s + excluded.%[1]s + (%[2]s.%[1]s_pico + excluded.%[1]s_pico) / %[3]d", c, t.name, int64(unit)),
 			fmt.Sprintf("%[1]s_pico = (%[2]s.%[1]s_pico + excluded.%[1]s_pico) %% %[3]d", c, t.name, int64(unit)))
 	}
-	return "INSERT INTO " + t.name + " (" + strings.Join(columns, ", ") + ") VALUES (" + repeated("?", len(columns)) + ") ON CONFLICT (start, " + strings.Join(keyColumns, ", ") + ") DO UPDATE SET " + strings.Join(set, ", ")
+	return "INSERT INTO " + t.name + " (" + strings.Join(sumColumns, ", ") + ") VALUES (" + repeated("?", len(sumColumns)) + ") ON CONFLICT (start, " + strings.Join(keyColumns, ", ") + ") DO UPDATE SET " + strings.Join(set, ", ")
 }
 
 // add adds an event to the sums of its row, or takes it off.

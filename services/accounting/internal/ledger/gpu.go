@@ -261,8 +261,9 @@ func (l *Ledger) addTime(ctx context.Context, tx *sql.Tx, at time.Time, shares [
 	return out, readTimes(rows, out)
 }
 
-// Times sums up the time of workers, by time, then by set.
-func (l *Ledger) Times(ctx context.Context, from, to time.Time, step Step) ([]WorkerTime, error) {
+// Times sums up the time of workers, by time, then by set. More than most rows are
+// ErrTooMany; 0: no bound.
+func (l *Ledger) Times(ctx context.Context, from, to time.Time, step Step, most int) ([]WorkerTime, error) {
 	t := hours
 	if step == Day || step == Month {
 		t = days
@@ -286,7 +287,9 @@ func (l *Ledger) Times(ctx context.Context, from, to time.Time, step Step) ([]Wo
 		w.Start = step.start(time.Unix(start, 0).UTC())
 		i, known := at[w]
 		if !known {
-			i = len(out)
+			if i = len(out); most > 0 && i == most {
+				return nil, ErrTooMany
+			}
 			at[w], out = i, append(out, w)
 		}
 		o := &out[i]

@@ -108,7 +108,7 @@ func TestDivide(t *testing.T) {
 				if micros != used.Microseconds() || sum != cost {
 					t.Errorf("%s: step %d has %d µs for %s, %d µs for %s were used", what, step, micros, sum, used.Microseconds(), cost)
 				}
-				times, err := l.Times(t.Context(), time.Time{}, time.Time{}, step)
+				times, err := l.Times(t.Context(), time.Time{}, time.Time{}, step, 0)
 				if err != nil || len(times) != 1 || times[0].Used != used || times[0].Other != 4*time.Second || times[0].Idle != 12*time.Second || times[0].Start.IsZero() != (step == ledger.Whole) {
 					t.Errorf("%s: step %d: %+v, %v", what, step, times, err)
 				}
@@ -123,7 +123,7 @@ func TestDivide(t *testing.T) {
 			t.Errorf("by price: %+v", rows)
 		}
 		// Rounding is for each request: at most half a part of 10⁻¹².
-		times, _ := l.Times(t.Context(), time.Time{}, time.Time{}, ledger.Whole)
+		times, _ := l.Times(t.Context(), time.Time{}, time.Time{}, ledger.Whole, 0)
 		whole, other, idle, ok := times[0].Cost()
 		_, cost := exported(t, l)
 		if d := whole.Pico - cost.Pico; !ok || whole.Whole != cost.Whole || d > 601 || d < -601 {

@@ -95,6 +95,15 @@ var countColumns = []string{"requests", "failed", "canceled", "refused", "estima
 // 10⁻¹² parts, below one unit.
 var moneyColumns = []string{"input_cost", "cached_cost", "output_cost", "gpu_cost"}
 
+// sumColumns are those of a table of sums.
+var sumColumns = func() []string {
+	out := slices.Concat([]string{"start"}, keyColumns, priceColumns, countColumns)
+	for _, c := range moneyColumns {
+		out = append(out, c, c+"_pico")
+	}
+	return out
+}()
+
 func sumTable(t table) string {
 	var b strings.Builder
 	b.WriteString("CREATE TABLE IF NOT EXISTS " + t.name + " (start BIGINT NOT NULL")

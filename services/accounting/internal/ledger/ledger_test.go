@@ -2,10 +2,12 @@ package ledger_test
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -148,6 +150,83 @@ func TestEachEventCountsOnce(t *testing.T) {
 		}
 		if at, err := l.Newest(t.Context()); err != nil || !at.Equal(start.Add(299*time.Minute)) {
 			t.Errorf("newest %v, %v", at, err)
+		}
+	})
+}
+
+// A time that does not begin or end with a day is summed up from days as far as it has
+// whole ones, which are there when their hours are not any more.
+func TestWholeTimesAreOfDaysAndHours(t *testing.T) {
+	both(t, func(t *testing.T, place string) {
+		l := open(t, place)
+		var all []*usagev1.Usage
+		for i := range 200 { // until the evening of the first of December
+			all = append(all, event(i, []string{"ns/a", "ns/b"}[i%2], time.Duration(i)*15*time.Minute))
+		}
+		add(t, l, all...)
+		requests := func(q ledger.Query) (n int64) {
+			for _, r := range query(t, l, q) {
+				n += r.Requests
+			}
+			return n
+		}
+		at := []time.Time{{}, start.Add(10 * time.Minute), start.Add(2 * time.Hour), start.Add(150 * time.Minute), start.Add(5 * time.Hour), start.Add(26 * time.Hour), start.Add(27 * time.Hour), start.Add(49 * time.Hour)}
+		for i, from := range at {
+			for _, to := range append([]time.Time{{}}, at[i+1:]...) {
+				f := ledger.Filter{From: from, To: to, Tenants: []string{"ns/b"}}
+				if got, want := requests(ledger.Query{Filter: f}), requests(ledger.Query{Filter: f, Step: ledger.Hour}); got != want || got == 0 {
+					t.Errorf("from %v to %v: %d requests, %d by hours", from, to, got, want)
+				}
+			}
+		}
+		if err := l.Prune(t.Context(), start, start.Add(26*time.Hour)); err != nil { // the morning of that day
+			t.Fatal(err)
+		}
+		if n := requests(ledger.Query{Filter: ledger.Filter{To: start.Add(31 * time.Hour)}}); n != 124 {
+			t.Errorf("%d of 124 requests are left without hours", n)
+		}
+		if got, err := l.Since(t.Context(), start.Add(100*time.Minute), 4); err != nil || !got.Equal(start.Add(45*time.Minute)) {
+			t.Errorf("the last 4 of 7 events began at %v: %v", got, err)
+		}
+		if got, err := l.Since(t.Context(), start.Add(100*time.Minute), 8); err != nil || !got.IsZero() {
+			t.Errorf("the last 8 of 7 events began at %v: %v", got, err)
+		}
+	})
+}
+
+// The parts of as many rows as an installation has in years are summed up.
+func TestManyRows(t *testing.T) {
+	both(t, func(t *testing.T, place string) {
+		l := open(t, place)
+		add(t, l, event(1, "ns/a", 0), event(2, "ns/b", 0))
+		driver := "sqlite"
+		if strings.Contains(place, "://") {
+			driver = "pgx"
+		}
+		db, err := sql.Open(driver, place)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer db.Close()
+		// Each row stands for six million.
+		if _, err := db.Exec("UPDATE usage_day SET output_cost = 0, output_cost_pico = 6000000000000999999"); err != nil {
+			t.Fatal(err)
+		}
+		rows := query(t, l, ledger.Query{})
+		if len(rows) != 1 || rows[0].OutputCost.String() != "12000000.000001999998" {
+			t.Errorf("got %+v", rows)
+		}
+		from, err := l.Divided(t.Context(), start)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := l.Divide(t.Context(), from, from.Add(time.Minute), nil, []ledger.WorkerTime{{WorkerSet: "ns/a"}, {WorkerSet: "ns/b"}}); err != nil {
+			t.Fatal(err)
+		}
+		for most, want := range map[int]error{0: nil, 1: ledger.ErrTooMany, 2: nil} {
+			if times, err := l.Times(t.Context(), time.Time{}, time.Time{}, ledger.Hour, most); err != want || err == nil && len(times) != 2 {
+				t.Errorf("at most %d rows: %v, %v", most, times, err)
+			}
 		}
 	})
 }

@@ -3,6 +3,7 @@ package ledger
 import (
 	"cmp"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"slices"
@@ -64,10 +65,6 @@ func (r *Row) Cost() Money { return r.InputCost.Plus(r.CachedCost).Plus(r.Output
 
 // Query sums up. Rows come by time, then by group.
 func (l *Ledger) Query(ctx context.Context, q Query) ([]Row, error) {
-	t := hours
-	if q.Step == Day || q.Step == Month || q.Step == Whole && aligned(q.From) && aligned(q.To) {
-		t = days
-	}
 	var columns []string
 	if q.Step != Whole {
 		columns = append(columns, "start")
@@ -90,11 +87,12 @@ func (l *Ledger) Query(ctx context.Context, q Query) ([]Row, error) {
 		fields = append(fields, "CAST(SUM("+c+") AS BIGINT)")
 	}
 	for _, c := range moneyColumns {
-		fields = append(fields, "CAST(SUM("+c+") AS BIGINT)", "CAST(SUM("+c+"_pico) AS BIGINT)")
+		// In two, as the parts of ten million rows are more than a BIGINT holds.
+		fields = append(fields, "CAST(SUM("+c+") AS BIGINT)", "CAST(SUM("+c+"_pico / 1000000) AS BIGINT)", "CAST(SUM("+c+"_pico % 1000000) AS BIGINT)")
 	}
-	where, args := q.where("start", t.bound)
+	source, args := q.source()
 	list := strings.Join(columns, ", ")
-	statement := "SELECT " + strings.Join(fields, ", ") + " FROM " + t.name + where + " GROUP BY " + list + " ORDER BY " + list
+	statement := "SELECT " + strings.Join(fields, ", ") + " FROM " + source + " GROUP BY " + list + " ORDER BY " + list
 	if q.Most > 0 && q.Step != Month {
 		statement += fmt.Sprintf(" LIMIT %d", q.Most+1)
 	}
@@ -108,7 +106,7 @@ func (l *Ledger) Query(ctx context.Context, q Query) ([]Row, error) {
 		r := Row{Groups: map[string]string{}}
 		var start int64
 		groups := make([]string, len(q.GroupBy))
-		var money [8]int64
+		var money [12]int64
 		var to []any
 		if q.Step != Whole {
 			to = append(to, &start)
@@ -134,7 +132,8 @@ func (l *Ledger) Query(ctx context.Context, q Query) ([]Row, error) {
 			r.Groups[g] = groups[i]
 		}
 		for i, m := range []*Money{&r.InputCost, &r.CachedCost, &r.OutputCost, &r.GPUCost} {
-			*m = Money{money[2*i], 0}.Plus(Money{0, money[2*i+1]})
+			whole, micros, rest := money[3*i], money[3*i+1], money[3*i+2]
+			*m = Money{whole + micros/1_000_000, micros % 1_000_000 * 1_000_000}.Plus(Money{0, rest})
 		}
 		out = append(out, r)
 	}
@@ -159,7 +158,44 @@ func (t table) bound(at time.Time, up bool) int64 {
 	return n.Unix()
 }
 
-func aligned(t time.Time) bool { return t.IsZero() || t.Truncate(days.step).Equal(t) }
+// source is what the rows are summed up from. Days are kept for longer than hours: of a
+// time that does not begin or end with a day only what is left over is of hours.
+func (q *Query) source() (list string, args []any) {
+	type part struct {
+		table
+		Filter
+	}
+	inner, before, after := q.Filter, q.Filter, q.Filter // the time of whole days, and what is left over
+	if !q.From.IsZero() {
+		inner.From = time.Unix(days.bound(q.From, true), 0)
+	}
+	if !q.To.IsZero() {
+		inner.To = time.Unix(days.bound(q.To, false), 0)
+	}
+	before.To, after.From = inner.From, inner.To
+	var parts []part
+	switch {
+	case q.Step == Day || q.Step == Month:
+		parts = []part{{days, q.Filter}}
+	case q.Step == Hour || !inner.From.IsZero() && !inner.To.IsZero() && !inner.From.Before(inner.To):
+		parts = []part{{hours, q.Filter}}
+	default:
+		parts = []part{{days, inner}}
+		if q.From.Before(inner.From) {
+			parts = append(parts, part{hours, before})
+		}
+		if inner.To.Before(q.To) {
+			parts = append(parts, part{hours, after})
+		}
+	}
+	var selects []string
+	for _, p := range parts {
+		where, values := p.where("start", p.bound)
+		selects = append(selects, "SELECT "+strings.Join(sumColumns, ", ")+" FROM "+p.name+where)
+		args = append(args, values...)
+	}
+	return "(" + strings.Join(selects, " UNION ALL ") + ") AS sums", args
+}
 
 // where is the condition of a filter; the time is in a column as bound says.
 func (f *Filter) where(column string, bound func(at time.Time, up bool) int64) (where string, args []any) {
@@ -217,6 +253,20 @@ func months(list []Row, groups []string) []Row {
 	}
 	slices.SortStableFunc(out, func(a, b Row) int { return cmp.Compare(a.Start.Unix(), b.Start.Unix()) })
 	return out
+}
+
+// Since is when the last n events that ended before a time began to end; zero if there
+// are fewer.
+func (l *Ledger) Since(ctx context.Context, to time.Time, n int) (time.Time, error) {
+	var us int64
+	err := l.db.QueryRowContext(ctx, l.sql(`SELECT ended FROM usage_event WHERE ended < ? ORDER BY ended DESC LIMIT 1 OFFSET ?`), to.UnixMicro(), n-1).Scan(&us)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return time.Time{}, nil
+	case err != nil:
+		return time.Time{}, fmt.Errorf("look for the last events of ledger: %w", err)
+	}
+	return time.UnixMicro(us), nil
 }
 
 // exportPage is how many events are read at once.
