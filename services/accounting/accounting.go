@@ -226,6 +226,8 @@ type server struct {
 	known   atomic.Bool // the catalog
 	sets    atomic.Pointer[workerSets]
 	watched *watched
+
+	fewEvents int // instead of maxCapacityEvents, in tests
 }
 
 func (v *server) settings() bus.UsageSettings {

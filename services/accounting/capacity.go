@@ -68,6 +68,9 @@ func (v *server) Capacity(ctx context.Context, r *accountingv1.CapacityRequest) 
 		}
 		factors[t.GetTenant()] = t.GetFactor()
 	}
+	if f, err = v.latest(ctx, f); err != nil {
+		return nil, err
+	}
 	from, to := float64(f.From.UnixMicro())/1e6, float64(f.To.UnixMicro())/1e6
 	states := v.watched.between(from, to)
 	requests, err := v.served(ctx, f)
@@ -99,6 +102,18 @@ func keysOf(m map[string]*seen) func(yield func(string) bool) {
 	}
 }
 
+func (v *server) maxEvents() int { return cmp.Or(v.fewEvents, maxCapacityEvents) }
+
+// latest shortens a time so that served can look at all that ended in it, and at what
+// was running at its end.
+func (v *server) latest(ctx context.Context, f ledger.Filter) (ledger.Filter, error) {
+	since, err := v.ledger.Since(ctx, f.To, v.maxEvents()/4*3)
+	if since.After(f.From) {
+		f.From = since
+	}
+	return f, err
+}
+
 // served reads the requests of workers from the ledger.
 func (v *server) served(ctx context.Context, f ledger.Filter) (map[string]*served, error) {
 	out := map[string]*served{}
@@ -110,8 +125,8 @@ func (v *server) served(ctx context.Context, f ledger.Filter) (map[string]*serve
 			if u.GetWorker() == "" || u.GetOverload() || u.GetReceived().AsTime().After(to) {
 				continue
 			}
-			if n++; n > maxCapacityEvents {
-				v.log.Warn("there are more requests than one answer looks at", "requests", maxCapacityEvents)
+			if n++; n > v.maxEvents() {
+				v.log.Warn("there are more requests than one answer looks at", "requests", v.maxEvents())
 				return errEnough
 			}
 			s := out[u.GetWorkerSet()]

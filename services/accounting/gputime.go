@@ -174,12 +174,15 @@ func wholeMicros(s *served, splits []gputime.Split) (shares []ledger.Share, t le
 }
 
 func (d *divider) learn(ctx context.Context, to time.Time) error {
-	from := to.Add(-learnFrom)
-	requests, err := d.v.served(ctx, ledger.Filter{From: from, To: to})
+	span, err := d.v.latest(ctx, ledger.Filter{From: to.Add(-learnFrom), To: to})
 	if err != nil {
 		return err
 	}
-	for set, o := range d.v.watched.between(unix(from), unix(to)) {
+	requests, err := d.v.served(ctx, span)
+	if err != nil {
+		return err
+	}
+	for set, o := range d.v.watched.between(unix(span.From), unix(to)) {
 		if s := requests[set]; s != nil {
 			d.weights[set], _ = gputime.Calibrate(d.v.prior(set), s.requests, gputime.Intervals(o.states, interval, stale))
 		}
