@@ -39,6 +39,9 @@ type UsageSettings struct {
 	MaxBytes int64
 	// Replicas in a NATS cluster. Default 1.
 	Replicas int
+	// Idle is how long a consumer stays that nobody reads with; 0: for ever, and the
+	// stream keeps what it has not acknowledged.
+	Idle time.Duration
 }
 
 func (s UsageSettings) config() jetstream.StreamConfig {
@@ -210,12 +213,13 @@ func (c *Conn) consumeUsage(ctx context.Context, s UsageSettings, name string, h
 	}
 	cctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	consumer, err := stream.CreateOrUpdateConsumer(cctx, jetstream.ConsumerConfig{
-		Durable:       name,
-		DeliverPolicy: jetstream.DeliverAllPolicy,
-		AckPolicy:     jetstream.AckExplicitPolicy,
-		AckWait:       usageAckWait,
-		MaxAckPending: 8 * usageBatch,
-		MaxDeliver:    -1,
+		Durable:           name,
+		DeliverPolicy:     jetstream.DeliverAllPolicy,
+		AckPolicy:         jetstream.AckExplicitPolicy,
+		AckWait:           usageAckWait,
+		MaxAckPending:     8 * usageBatch,
+		MaxDeliver:        -1,
+		InactiveThreshold: s.Idle,
 	})
 	cancel()
 	if err != nil {

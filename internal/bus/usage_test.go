@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -241,6 +242,42 @@ func TestUsageConsumerStartsOver(t *testing.T) {
 	}
 	if err := c.DropUsageConsumer(t.Context(), "one"); err != nil {
 		t.Errorf("drop again: %v", err)
+	}
+}
+
+// A consumer whose reader does not come back goes, if it shall, and keeps nothing on
+// the stream any more.
+func TestIdleUsageConsumerGoes(t *testing.T) {
+	c, err := bus.Connect(t.Context(), testenv.NATS(t), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	for name, idle := range map[string]time.Duration{"stays": 0, "goes": 100 * time.Millisecond} {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond) // as long as it is read with it stays
+		if err := c.ConsumeUsage(ctx, bus.UsageSettings{Idle: idle}, name, func(context.Context, []bus.UsageDelivery) error { return nil }, func(err error) {
+			if ctx.Err() == nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+	}
+	deadline, tick := time.After(30*time.Second), time.NewTicker(10*time.Millisecond)
+	defer tick.Stop()
+	for {
+		if _, err := c.UsageLag(t.Context(), "goes"); errors.Is(err, jetstream.ErrConsumerNotFound) {
+			break
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatal("it is still there")
+		}
+	}
+	if _, err := c.UsageLag(t.Context(), "stays"); err != nil {
+		t.Error(err)
 	}
 }
 

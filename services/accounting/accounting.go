@@ -231,7 +231,11 @@ type server struct {
 }
 
 func (v *server) settings() bus.UsageSettings {
-	return bus.UsageSettings{Replicas: v.Replicas, MaxAge: v.MaxAge, MaxBytes: v.StreamBytes}
+	s := bus.UsageSettings{Replicas: v.Replicas, MaxAge: v.MaxAge, MaxBytes: v.StreamBytes}
+	if v.Ledger == "" { // nobody reads with its consumer again
+		s.Idle = time.Hour
+	}
+	return s
 }
 
 // consumer names the durable consumer of a ledger: a new ledger reads the stream
