@@ -277,8 +277,11 @@ func (x *exchange) bodyFor(endpoint *routerv1.Endpoint) ([]byte, error) {
 	switch {
 	case endpoint.GetProvider() != "": // it would not know what is the engine's own
 		changes = append(changes, openai.Remove("cache_salt"), openai.Remove("kv_transfer_params"))
-	case x.salt != "":
-		changes = append(changes, openai.Set(openai.AppendString(nil, x.salt), "cache_salt"))
+	case x.salt != "": // how soon it is served, and whose blocks are fetched, is not for a tenant to say
+		changes = append(changes, openai.Set(openai.AppendString(nil, x.salt), "cache_salt"),
+			openai.Remove("priority"), openai.Remove("kv_transfer_params"), openai.Remove("ec_transfer_params"))
+	case x.req.Body.Get("kv_transfer_params").Given(): // ids there would be another prompt than the one that was judged
+		changes = append(changes, openai.Remove("kv_transfer_params", "prompt_token_ids"))
 	}
 	changes = append(changes, x.askForUsage(endpoint.GetProvider() != "")...)
 	if ids != nil {

@@ -108,7 +108,7 @@ func query(ctx context.Context, t http.RoundTripper, mode Mode, worker string, r
 		path = "/tokenize"
 		body, err = tokenizeBody(r, model)
 	} else {
-		body, err = r.Body.Apply(nil, openai.Set(model, "model"))
+		body, err = r.Body.Apply(nil, openai.Set(model, "model"), openai.Remove("kv_transfer_params"))
 	}
 	if err != nil {
 		return nil, 0, err
