@@ -20,8 +20,8 @@ import (
 var classes = []string{"interactive", "batch", "deferrable"}
 
 const (
-	// maxTools bounds the names of tools that policies see.
-	maxTools = 256
+	// maxToolName is how much of a tool's name policies see, in bytes.
+	maxToolName = 256
 	// maxHeaders and maxHeaderBytes bound the headers that policies see.
 	maxHeaders, maxHeaderBytes = 64, 16 << 10
 )
@@ -32,7 +32,8 @@ func (x *exchange) attributesOf() (*routerv1.Attributes, *openai.Error) {
 	if e != nil {
 		return nil, e
 	}
-	a := &routerv1.Attributes{Qos: qos, Endpoint: "ChatCompletions", EstimatedTokens: uint32(prompt.Estimate(&x.req)), Tools: toolNames(x.req.Body.Get("tools")), ClaimsJson: x.caller.Claims}
+	a := &routerv1.Attributes{Qos: qos, Endpoint: "ChatCompletions", EstimatedTokens: uint32(prompt.Estimate(&x.req)), ClaimsJson: x.caller.Claims}
+	a.Tools = append(toolNames(x.req.Body.Get("tools")), toolNames(x.req.Body.Get("functions"))...)
 	if t := x.caller.Tenant; t != nil {
 		a.Tenants = t.Short
 	}
@@ -59,26 +60,27 @@ func (x *exchange) attributesOf() (*routerv1.Attributes, *openai.Error) {
 	return a, nil
 }
 
-// toolNames are the names of the functions in a request's tools. Agents send many
-// KB of them each time, of which the names alone are wanted.
+// toolNames are the names of a request's tools, or of what was called functions before
+// there were tools. Agents send many KB of them each time, of which the names alone are
+// wanted. How many there are was checked.
 func toolNames(tools openai.Value) []string {
 	var out []string
-	var tool, function openai.Object
-	n := 0
+	var tool, inner openai.Object
 	for t := range tools.Elements() {
-		if n++; n > maxTools {
-			break
-		}
 		// Whatever is wrong with one the engine will say.
 		if t.Kind != openai.Obj || tool.Parse(t.Raw, math.MaxInt) != nil {
 			continue
 		}
-		f := tool.Get("function")
-		if f.Kind != openai.Obj || function.Parse(f.Raw, math.MaxInt) != nil {
-			continue
+		names := [3]openai.Value{tool.Get("name")}
+		for i, kind := range [...]string{"function", "custom"} {
+			if v := tool.Get(kind); v.Kind == openai.Obj && inner.Parse(v.Raw, math.MaxInt) == nil {
+				names[i+1] = inner.Get("name")
+			}
 		}
-		if name, _ := function.Get("name").Text(); name != "" {
-			out = append(out, name)
+		for _, name := range names {
+			if text, _ := name.Text(); text != "" {
+				out = append(out, strings.ToValidUTF8(text[:min(len(text), maxToolName)], ""))
+			}
 		}
 	}
 	return out

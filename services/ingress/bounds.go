@@ -24,7 +24,7 @@ func (x *exchange) checkShape() *openai.Error {
 	for _, l := range [...]struct {
 		name string
 		most int
-	}{{"messages", mostMessages}, {"tools", mostTools}, {"stop", mostStops}} {
+	}{{"messages", mostMessages}, {"tools", mostTools}, {"functions", mostTools}, {"stop", mostStops}} {
 		v := x.req.Body.Get(l.name)
 		// Elements are told apart by a comma or are one: most requests need no closer look.
 		if v.Kind != openai.Array || bytes.Count(v.Raw, []byte(",")) < l.most {

@@ -21,7 +21,10 @@ func TestToolNames(t *testing.T) {
 	for list, want := range map[string][]string{
 		`null`: nil, `{}`: nil, `"x"`: nil, `[]`: nil, `[null, 1, {}, {"function":"x"}, {"function":{"name":1}}, {"function":{"name":""}}]`: nil,
 		`[{"type":"function","function":{"name":"a","parameters":{"name":"no"}}},{"function":{"name":"\u0062"}}]`: {"a", "b"},
-		"[" + strings.TrimSuffix(strings.Repeat(`{"function":{"name":"x"}},`, maxTools+9), ",") + "]":             slices.Repeat([]string{"x"}, maxTools),
+		`[{"type":"custom","custom":{"name":"c"}},{"name":"of functions, as they were before tools"}]`:            {"c", "of functions, as they were before tools"},
+		`[{"name":"a","function":{"name":"b"},"custom":{"name":"c"}}]`:                                            {"a", "b", "c"},
+		`[{"function":{"name":"` + strings.Repeat("ä", maxToolName) + `"}}]`:                                      {strings.Repeat("ä", maxToolName/2)},
+		"[" + strings.TrimSuffix(strings.Repeat(`{"function":{"name":"x"}},`, mostTools), ",") + "]":              slices.Repeat([]string{"x"}, mostTools),
 	} {
 		if got := toolNames(tools(t, list)); !slices.Equal(got, want) {
 			t.Errorf("%.80s: got %.80q", list, got)
