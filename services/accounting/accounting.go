@@ -223,7 +223,8 @@ type server struct {
 	board    *objective.Board
 	counted  int64
 
-	known   atomic.Bool // the catalog
+	stored  atomic.Int64 // when the newest event of the last batch came to the stream, in Unix µs
+	known   atomic.Bool  // the catalog
 	sets    atomic.Pointer[workerSets]
 	watched *watched
 
@@ -259,7 +260,11 @@ func (v *server) take(ctx context.Context, batch []bus.UsageDelivery) error {
 	oldest := time.Now().Add(-v.Events)
 	events := make([]*usagev1.Usage, 0, len(batch))
 	invalid, old := 0, 0
+	var stored time.Time
 	for _, d := range batch {
+		if d.Stored.After(stored) {
+			stored = d.Stored
+		}
 		u, err := bus.DecodeUsage(d.Data)
 		switch {
 		case err != nil:
@@ -278,6 +283,7 @@ func (v *server) take(ctx context.Context, batch []bus.UsageDelivery) error {
 		v.metrics.failed(ctx)
 		return err
 	}
+	v.stored.Store(stored.UnixMicro())
 	v.metrics.took(ctx, added, invalid, old)
 	v.measure(ctx, added.Fresh)
 	return nil

@@ -24,6 +24,9 @@ const (
 	// gpuMargin is how many spans before and after one are looked at with it: who
 	// generated beside whom is told by whole answers.
 	gpuMargin = 2
+	// gpuBehind is how many spans old the events may be that are taken now, before a span
+	// waits for the ledger to catch up, for half of gpuReach.
+	gpuBehind = 2
 	// gpuReach is how far back a service that was away begins: what it watched is gone.
 	gpuReach = 90 * time.Minute
 	// relearn is how often weights are learned, from the hour before.
@@ -78,10 +81,21 @@ func (d *divider) next(ctx context.Context, now time.Time) (more bool, err error
 	}
 	to := from.Truncate(d.every).Add(d.every)
 	others := d.v.ledger.Shared() && from.Before(d.since) // may have watched then
-	if late := now.Sub(to); late < gpuLate*d.every || others && late < gpuPatience*d.every {
+	switch late := now.Sub(to); {
+	case late < gpuLate*d.every, others && late < gpuPatience*d.every:
+		return false, nil
+	case late < gpuReach/2 && d.v.behind(ctx, gpuBehind*d.every):
 		return false, nil
 	}
 	return true, d.divide(ctx, from, to)
+}
+
+// behind tells whether events wait on the stream and what came last to the ledger is
+// older than most, as after a time without its database: the time of workers would go to
+// nobody before their requests are known.
+func (v *server) behind(ctx context.Context, most time.Duration) bool {
+	lag, ok := v.lag(ctx)
+	return ok && lag > 0 && time.Since(time.UnixMicro(v.stored.Load())) > most
 }
 
 // length is that of intervals.
