@@ -54,3 +54,17 @@ func TestEmbeddings(t *testing.T) {
 		}
 	}
 }
+
+// A model that generates has no embeddings, at whichever worker: that is the client's
+// mistake, and costs no retries that others may need.
+func TestModelWithoutRoute(t *testing.T) {
+	e := start(t, nil).ready()
+	e.router.routes(newWorker(t, "w", refuses(404, `{"detail":"Not Found"}`)), newWorker(t, "other", func(http.ResponseWriter, *http.Request) { t.Error("another worker was asked") }))
+	resp, body := e.post("/v1/embeddings", `{"model":"chat","input":"Hello"}`)
+	if kind, param, code := parseError(t, body); resp.StatusCode != http.StatusNotFound || kind != "invalid_request_error" || param != "model" || code != "unsupported_endpoint" {
+		t.Errorf("%d %s", resp.StatusCode, body)
+	}
+	if m := e.metrics(); !strings.Contains(m, `outcome="refused"`) || strings.Contains(m, `outcome="failed"`) {
+		t.Error("it counts as our failure")
+	}
+}

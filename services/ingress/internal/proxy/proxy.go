@@ -371,6 +371,8 @@ func (a *attempt) refused(resp *http.Response) {
 		// The worker refuses us, not the client: its credentials never got there.
 		a.r.Retry = true
 		a.r.Err = openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The model server refused the gateway.")
+	case status == http.StatusNotFound && noRoute(body):
+		a.r.Err = &openai.Error{Status: status, Type: openai.TypeInvalidRequest, Param: "model", Code: "unsupported_endpoint", Message: "The model does not serve this path."}
 	case status == http.StatusNotFound || status == http.StatusMethodNotAllowed:
 		// The catalog has the model and we know the path: this worker lacks one of them.
 		a.r.Retry = true
@@ -386,6 +388,17 @@ func (a *attempt) refused(resp *http.Response) {
 		a.r.Retry = true
 		a.r.Err = openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The model server gave no valid answer.")
 	}
+}
+
+// noRoute reports that a 404 is vLLM's for a path that it has not for the model it runs,
+// such as embeddings of one that generates: no worker of that model has it.
+func noRoute(body []byte) bool {
+	var o openai.Object
+	if o.Parse(body, 0) != nil {
+		return false
+	}
+	detail, _ := o.Get("detail").Text()
+	return detail == "Not Found"
 }
 
 func retryAfter(h http.Header) time.Duration {
