@@ -40,9 +40,9 @@ const (
 	silence = 3 * learning
 	// late is the age from which on a message says less than the gauges do.
 	late = 300 * time.Millisecond
-	// drift is how fast two clocks may part: the least delay seen is forgotten
-	// that fast.
-	drift = 1e-3
+	// span is how long, up to twice, the least delay seen counts: clocks part, and
+	// one that is set makes all messages look old or new from then on.
+	span = silence
 
 	maxPeers = 64
 )
@@ -98,8 +98,10 @@ type Exchange struct {
 type peer struct {
 	heard time.Time
 	// least is the smallest difference of our clock when a message came and the
-	// sender's when it was sent: the offset of the clocks and the quickest way.
-	least time.Duration
+	// sender's when it was sent, since a time: the offset of the clocks and the
+	// quickest way. before is that of the span before.
+	least, before time.Duration
+	since         time.Time
 }
 
 // Peer is another router as it is shown.
@@ -202,13 +204,18 @@ func (x *Exchange) age(now time.Time, m *routerv1.Gossip) (time.Duration, bool) 
 		if len(x.peers) >= maxPeers {
 			return 0, false
 		}
-		p = &peer{heard: now, least: behind}
+		p = &peer{since: now, least: behind, before: behind}
 		x.peers[m.From] = p
 	}
-	p.least += time.Duration(drift * float64(max(0, now.Sub(p.heard))))
+	switch over := now.Sub(p.since); {
+	case over >= 2*span:
+		p.since, p.least, p.before = now, behind, behind
+	case over >= span:
+		p.since, p.least, p.before = now, behind, p.least
+	}
 	p.least = min(p.least, behind)
 	p.heard = now
-	return behind - p.least, true
+	return behind - min(p.least, p.before), true
 }
 
 // forget drops the peers that say nothing any more, and what they said. The caller

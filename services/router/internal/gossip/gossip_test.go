@@ -83,7 +83,7 @@ func (b *book) look(f func() bool) bool {
 
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	tick, deadline := time.NewTicker(5*time.Millisecond), time.After(20*time.Second)
+	tick, deadline := time.NewTicker(5*time.Millisecond), time.After(time.Minute)
 	defer tick.Stop()
 	for !f() {
 		select {
@@ -277,6 +277,41 @@ func TestAgeByAnotherClock(t *testing.T) {
 	now = now.Add(time.Minute)
 	if got := say(now.Add(-6960 * time.Millisecond)); got != 0 {
 		t.Errorf("after a minute: %v old", got)
+	}
+}
+
+// A clock that is set, here or there, makes messages look late for a minute at most.
+func TestClockIsSet(t *testing.T) {
+	for name, step := range map[string]time.Duration{"back": -time.Hour, "on": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			var c counts
+			b := &book{}
+			x := New(b, c.settings())
+			now, theirs := time.Unix(10_000, 0), time.Unix(9_000, 0)
+			late := 0
+			for i := range 180 {
+				if i == 60 {
+					theirs = theirs.Add(step)
+				}
+				x.take(now, &routerv1.Gossip{From: "p", SentUnixNanos: theirs.UnixNano(), Events: []*routerv1.GossipEvent{{Kind: routerv1.GossipKind_GOSSIP_KIND_DONE, Request: "r"}}})
+				if b.age > 0 {
+					late++
+				}
+				now, theirs = now.Add(time.Second), theirs.Add(time.Second)
+			}
+			if late > 60 || late != c.of(Late) || step > 0 && late > 0 {
+				t.Errorf("%d of 180 messages looked late", late)
+			}
+		})
+	}
+}
+
+// What is predicted to take very long does not make others refuse the message.
+func TestLongPredictions(t *testing.T) {
+	d := routed("1")
+	d.Work, d.TTFT = 20*time.Hour, 30*time.Hour
+	if e := event(time.Now(), &d); e.GetWork().AsDuration() != longest || e.GetTtft().AsDuration() != longest {
+		t.Errorf("tells %v and %v", e.GetWork().AsDuration(), e.GetTtft().AsDuration())
 	}
 }
 

@@ -15,6 +15,9 @@ const (
 	maxBytes = 256 << 10
 	// maxLessons bounds the workers in one message.
 	maxLessons = 1000
+	// longest bounds what is said of predictions: a message that says more is
+	// refused (internal/bus), with all that is in it.
+	longest = time.Hour
 )
 
 var kinds = map[schedule.DeltaKind]routerv1.GossipKind{
@@ -54,7 +57,7 @@ func event(now time.Time, d *schedule.Delta) *routerv1.GossipEvent {
 	}
 	e.Worker, e.Class, e.Group, e.Whole = d.Worker, d.Class, d.Group, d.Whole
 	e.Tokens, e.Cached, e.MaxTokens, e.BlockSize, e.Stride = uint32(d.Tokens), uint32(d.Cached), uint32(d.MaxTokens), uint32(d.BlockSize), uint32(d.Stride)
-	e.Work, e.Ttft = durationpb.New(d.Work), durationpb.New(d.TTFT)
+	e.Work, e.Ttft = durationpb.New(min(d.Work, longest)), durationpb.New(min(d.TTFT, longest))
 	e.BlockHashes = make([]uint64, len(d.Hashes))
 	for i, h := range d.Hashes {
 		e.BlockHashes[i] = uint64(h)
