@@ -152,7 +152,7 @@ func workersFirst(all []evaluate.Endpoint) (sorted []evaluate.Endpoint, live int
 
 // policyEndpoints are endpoints as policies see them; the predictions for workers
 // follow when the scheduler has made them.
-func (x *routing) policyEndpoints(list []evaluate.Endpoint) []policy.Endpoint {
+func (x *routing) policyEndpoints(now time.Time, list []evaluate.Endpoint) []policy.Endpoint {
 	output := plan.Output(x.attributes.MaxTokens)
 	out := make([]policy.Endpoint, len(list))
 	for i := range list {
@@ -161,7 +161,7 @@ func (x *routing) policyEndpoints(list []evaluate.Endpoint) []policy.Endpoint {
 		*p = policy.Endpoint{Backend: e.Backend, ID: e.ID, Unfit: e.Dropped, Load: e.Load()}
 		switch {
 		case e.Provider != nil:
-			p.TTFT = x.providers.TTFT(e.Provider.Provider)
+			p.TTFT = x.providers.TTFT(now, e.Provider.Provider)
 			p.E2E, p.Cost = plan.ProviderE2E(p.TTFT, output), plan.ProviderCost(e.Provider, x.attributes.PromptTokens, output)
 		case e.Worker != nil:
 			p.Labels = e.Worker.Labels
@@ -229,7 +229,7 @@ func (x *routing) answer() *routerv1.RouteResponse {
 		if e := &x.endpoints[i]; e.Provider != nil {
 			resp.Endpoints = append(resp.Endpoints, &routerv1.Endpoint{
 				Worker: e.ID, Url: strings.TrimSuffix(strings.TrimRight(string(e.Provider.Provider.Spec.Endpoint), "/"), "/v1"), UpstreamModel: e.Provider.UpstreamModel, Provider: e.Provider.Provider.Name,
-				PredictedTtft: durationpb.New(x.providers.TTFT(e.Provider.Provider)), Target: target(e.Provider.Provider), Bars: x.bars(i),
+				PredictedTtft: durationpb.New(x.providers.TTFT(x.at, e.Provider.Provider)), Target: target(e.Provider.Provider), Bars: x.bars(i),
 			})
 		} else {
 			resp.Endpoints = append(resp.Endpoints, endpoint(e, &x.decision.Estimates[i]))

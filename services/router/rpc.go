@@ -34,7 +34,7 @@ func (s *server) Report(ctx context.Context, req *routerv1.ReportRequest) (*rout
 			s.moved(ctx, now, r.RequestId, ev.Moved)
 		case *routerv1.Report_FirstToken:
 			ttft := ev.FirstToken.GetTtft().AsDuration()
-			if s.providers.FirstToken(r.RequestId, max(0, ttft)) {
+			if s.providers.FirstToken(now, r.RequestId, max(0, ttft)) {
 				s.decisions.FirstToken(r.RequestId, ttft)
 			} else if predicted, ok := s.scheduler.FirstToken(now, r.RequestId, max(0, ttft)); ok {
 				s.decisions.FirstToken(r.RequestId, ttft)

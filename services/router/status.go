@@ -64,7 +64,7 @@ func (s *server) status() *adminv1.StatusResponse {
 	for _, p := range v.Resources.Providers {
 		out.Providers = append(out.Providers, &adminv1.ProviderStatus{
 			Provider: p.Name, InFlight: uint32(s.providers.InFlight(p)), Concurrency: uint32(p.Spec.Concurrency),
-			PredictedTtft: durationpb.New(s.providers.TTFT(p)), Recent: recent[plan.ProviderID(p.Name)],
+			PredictedTtft: durationpb.New(s.providers.TTFT(now, p)), Recent: recent[plan.ProviderID(p.Name)],
 		})
 	}
 	return out

@@ -142,7 +142,7 @@ func (x *routing) look() (*outlook, []schedule.Candidate) {
 	v.endpoints, v.live = workersFirst(evaluate.Endpoints(v.at, x.asked(), x.fleet, &x.providers))
 	v.found = x.match(x.ctx, x.prompts, v.endpoints[:v.live])
 	v.at = x.now()
-	v.seen = x.policyEndpoints(v.endpoints)
+	v.seen = x.policyEndpoints(v.at, v.endpoints)
 	return v, candidates(v.at, v.endpoints[:v.live], x.prompts, v.found)
 }
 

@@ -36,7 +36,7 @@ type States interface {
 
 // Providers tells whether a provider takes a request more; a reason if not.
 type Providers interface {
-	Full(p *resources.Provider) (why string)
+	Full(now time.Time, p *resources.Provider) (why string)
 }
 
 // Endpoint is one worker under one profile, or a provider.
@@ -101,7 +101,7 @@ func Update(now time.Time, r Request, list []Endpoint, states States, providers 
 		e.Dropped, e.TooLong = "", false
 		if e.Provider != nil {
 			if e.Dropped = failed; !excluded(r.Exclude, e.ID, e.ID) {
-				e.Dropped = providers.Full(e.Provider.Provider)
+				e.Dropped = providers.Full(now, e.Provider.Provider)
 			}
 			continue
 		}

@@ -119,7 +119,7 @@ func (b *bench) bursts(t *testing.T) bool {
 
 type free struct{}
 
-func (free) Full(*resources.Provider) string { return "" }
+func (free) Full(time.Time, *resources.Provider) string { return "" }
 
 // hover sends requests for an hour, as a share of what the engine can do. It
 // returns how often the decision changed, and the share of requests that burst.

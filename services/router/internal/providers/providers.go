@@ -9,6 +9,7 @@
 package providers
 
 import (
+	"math"
 	"sync"
 	"time"
 
@@ -20,8 +21,14 @@ const (
 	prior = time.Second
 	// weight of the newest answer in the mean.
 	weight = 0.2
+	// What was learned counts for fadeFrom without an answer, and then goes back to
+	// the prior by half in each fadeHalf: else a provider that was slow for a while
+	// would never be asked again where others are quicker.
+	fadeFrom, fadeHalf = 5 * time.Minute, 10 * time.Minute
 	// lease bounds the time of a request in flight: the longest timeout of one.
 	lease = 30 * time.Minute
+	// sweep is the least time between two looks for leases that have ended.
+	sweep = time.Second
 )
 
 // Table holds the providers. The zero value is empty and ready.
@@ -29,10 +36,12 @@ type Table struct {
 	mu       sync.Mutex
 	all      map[string]*provider // by namespace/name
 	inFlight map[string]booking   // by request id
+	swept    time.Time
 }
 
 type provider struct {
 	ttft     time.Duration
+	answered time.Time // last; zero: never
 	inFlight int
 }
 
@@ -55,23 +64,37 @@ func (t *Table) Keep(list []*resources.Provider) {
 }
 
 // Full says why a provider takes no request more; empty if it does.
-func (t *Table) Full(p *resources.Provider) string {
+func (t *Table) Full(now time.Time, p *resources.Provider) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if own := t.all[p.Name]; own != nil && p.Spec.Concurrency > 0 && own.inFlight >= int(p.Spec.Concurrency) {
+	own := t.all[p.Name]
+	full := func() bool { return own != nil && p.Spec.Concurrency > 0 && own.inFlight >= int(p.Spec.Concurrency) }
+	if full() {
+		t.expire(now)
+	}
+	if full() {
 		return "has as many requests as its concurrency allows"
 	}
 	return ""
 }
 
 // TTFT is the time to first token that a provider will take.
-func (t *Table) TTFT(p *resources.Provider) time.Duration {
+func (t *Table) TTFT(now time.Time, p *resources.Provider) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if own := t.all[p.Name]; own != nil {
-		return own.ttft
+		return own.learned(now)
 	}
 	return prior
+}
+
+// learned is the mean of the answers as far as it still counts.
+func (p *provider) learned(now time.Time) time.Duration {
+	silent := now.Sub(p.answered) - fadeFrom
+	if p.answered.IsZero() || silent <= 0 {
+		return p.ttft
+	}
+	return prior + time.Duration(float64(p.ttft-prior)*math.Exp2(-silent.Seconds()/fadeHalf.Seconds()))
 }
 
 // InFlight is how many requests are at a provider.
@@ -99,11 +122,18 @@ func (t *Table) Book(now time.Time, id, name string) {
 	}
 	p.inFlight++
 	t.inFlight[id] = booking{p, now}
-	if len(t.inFlight)%1024 == 0 {
-		for old, b := range t.inFlight {
-			if now.Sub(b.at) > lease {
-				t.release(old)
-			}
+	t.expire(now)
+}
+
+// expire takes out those whose lease has ended. The lock is held.
+func (t *Table) expire(now time.Time) {
+	if now.Sub(t.swept) < sweep {
+		return
+	}
+	t.swept = now
+	for id, b := range t.inFlight {
+		if now.Sub(b.at) > lease {
+			t.release(id)
 		}
 	}
 }
@@ -118,12 +148,13 @@ func (t *Table) release(id string) {
 
 // FirstToken learns from a request's time to first token; it reports whether the
 // request is at a provider.
-func (t *Table) FirstToken(id string, ttft time.Duration) bool {
+func (t *Table) FirstToken(now time.Time, id string, ttft time.Duration) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	b, ok := t.inFlight[id]
 	if ok {
-		b.ttft += time.Duration(weight * float64(ttft-b.ttft))
+		was := b.learned(now)
+		b.ttft, b.answered = was+time.Duration(weight*float64(ttft-was)), now
 	}
 	return ok
 }
