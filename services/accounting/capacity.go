@@ -190,11 +190,12 @@ func capacityOf(set string, prior gputime.Weights, o *seen, s *served, from, to,
 	}
 	m.Rate = float64(s.arrived) / max(to-from, 1) * sum / float64(max(len(kinds), 1))
 	workers := int(m.GetWorkers())
-	m.Knee = class.Knee(kinds, workers, limit)
-	m.WorkersNeeded = uint32(class.WorkersFor(kinds, m.Rate, limit))
-	now := class.At(kinds, m.Rate, workers)
+	load := class.Load(kinds)
+	m.Knee = load.Knee(workers, limit)
+	m.WorkersNeeded = uint32(load.WorkersFor(m.Rate, limit))
+	now := load.At(m.Rate, workers)
 	m.TtftPredicted = finite(now.TTFT90)
-	if m.Bound = "compute"; class.At(kinds, m.Knee, workers).Memory {
+	if m.Bound = "compute"; load.At(m.Knee, workers).Memory {
 		m.Bound = "memory"
 	}
 	if len(s.ttft) > 0 {
@@ -202,7 +203,7 @@ func capacityOf(set string, prior gputime.Weights, o *seen, s *served, from, to,
 		m.TtftObserved = finite(s.ttft[int(.9*float64(len(s.ttft)-1))])
 	}
 	for i := 1; i <= curvePoints; i++ {
-		p := class.At(kinds, 1.25*max(m.Knee, m.Rate)*float64(i)/curvePoints, workers)
+		p := load.At(1.25*max(m.Knee, m.Rate)*float64(i)/curvePoints, workers)
 		point := &accountingv1.CapacityPoint{Rate: p.Rate, TtftP90: finite(p.TTFT90)}
 		if p.Stable {
 			point.Running, point.KvUsage = p.Running, p.KVUsage

@@ -55,6 +55,19 @@ type Point struct {
 	Memory bool
 }
 
+// Load is a mix of requests to a class of workers. Use Class.Load.
+type Load struct {
+	c  *Class
+	m  mix
+	ok bool // there are any
+}
+
+// Load looks at a mix once, for any number of questions.
+func (c *Class) Load(kinds []Kind) *Load {
+	m, ok := c.mix(kinds)
+	return &Load{c, m, ok}
+}
+
 // mix is what the model needs of a mix: means over its requests.
 type mix struct {
 	output, context   float64 // tokens generated after the first; before a generated token
@@ -118,18 +131,18 @@ func (c *Class) mix(kinds []Kind) (m mix, ok bool) {
 }
 
 // At predicts what happens at a rate on a number of workers.
-func (c *Class) At(kinds []Kind, rate float64, workers int) Point {
-	m, ok := c.mix(kinds)
+func (l *Load) At(rate float64, workers int) Point {
 	p := Point{Rate: rate, Stable: true}
-	if !ok || rate < 0 || workers < 1 {
+	if !l.ok || rate < 0 || workers < 1 {
 		return p
 	}
+	c, m := l.c, &l.m
 	w := &c.Weights
 	n := float64(workers)
 	each := rate / n // of one worker
 	// How many generate at once: they need each·output tokens a second, and get one
 	// for each step; steps with prompts take so much of the time, the others the rest.
-	generating := c.generating(&m, each)
+	generating := c.generating(m, each)
 	if math.IsInf(generating, 1) {
 		p.Stable = false
 	}
@@ -147,8 +160,8 @@ func (c *Class) At(kinds []Kind, rate float64, workers int) Point {
 		residence += generating / each
 	}
 	p.Running = each * residence
-	room := c.room(&m)
-	p.KVUsage = c.memory(&m, p.Running)
+	room := c.room(m)
+	p.KVUsage = c.memory(m, p.Running)
 	full := p.Running / room
 	p.Memory = full > p.Prefill
 	if p.Prefill >= 1 || full >= 1 {
@@ -269,9 +282,9 @@ func wait(load, service, spread, n float64) (mean, p90 float64) {
 
 // Knee is the highest rate at which the 90th percentile of the TTFT is within the
 // limit; 0 if even an idle worker takes longer.
-func (c *Class) Knee(kinds []Kind, workers int, limit float64) float64 {
-	fits := func(rate float64) bool { p := c.At(kinds, rate, workers); return p.Stable && p.TTFT90 <= limit }
-	if _, ok := c.mix(kinds); !ok || workers < 1 || !fits(1e-6) {
+func (l *Load) Knee(workers int, limit float64) float64 {
+	fits := func(rate float64) bool { p := l.At(rate, workers); return p.Stable && p.TTFT90 <= limit }
+	if !l.ok || workers < 1 || !fits(1e-6) {
 		return 0
 	}
 	lo, hi := 1e-6, 1e-3
@@ -295,18 +308,18 @@ const maxWorkers = 100_000
 
 // WorkersFor is how many workers a rate needs to keep the limit; 0 if no number
 // does.
-func (c *Class) WorkersFor(kinds []Kind, rate, limit float64) int {
-	if c.Knee(kinds, 1, limit) <= 0 {
+func (l *Load) WorkersFor(rate, limit float64) int {
+	if l.Knee(1, limit) <= 0 {
 		return 0
 	}
 	lo, hi := 0, 1
-	for c.Knee(kinds, hi, limit) < rate {
+	for l.Knee(hi, limit) < rate {
 		if lo, hi = hi, 2*hi; hi > maxWorkers {
 			return 0
 		}
 	}
 	for hi-lo > 1 {
-		if mid := (lo + hi) / 2; c.Knee(kinds, mid, limit) < rate {
+		if mid := (lo + hi) / 2; l.Knee(mid, limit) < rate {
 			lo = mid
 		} else {
 			hi = mid

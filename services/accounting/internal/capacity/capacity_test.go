@@ -134,9 +134,9 @@ func TestKneeAgainstMeasured(t *testing.T) {
 				seen, states, _ := observe(t, openloop.Settings{Profile: p.profile, Tenants: scaled(m.list, .4), Seconds: 1800, Seed: 9})
 				class := class
 				class.learnMemory(seen, states) // who shares prefixes is a matter of the mix
-				got := class.Knee(kinds(seen), workers, p.limit)
+				got := class.Load(kinds(seen)).Knee(workers, p.limit)
 				want := measure(t, p.profile, m.list, p.limit, got, p.seconds) // looked for nearby first
-				at := class.At(kinds(seen), got, workers)
+				at := class.Load(kinds(seen)).At(got, workers)
 				t.Logf("knee %.2f requests/s, predicted %.2f (%+.1f %%), memory %v, running %.1f, KV %.2f of %.0f prefixes, prefill %.2f", want, got, 100*(got/want-1), at.Memory, at.Running, at.KVUsage, class.Prefixes, at.Prefill)
 				if math.Abs(got/want-1) > .1 {
 					t.Errorf("knee is predicted at %.2f, measured at %.2f", got, want)
@@ -153,7 +153,7 @@ func TestModelIsSane(t *testing.T) {
 	list := []Kind{{1, 1000, 0, 200}, {2, 300, 5000, 50}, {math.NaN(), 1, 1, 1}, {math.Inf(1), 5, 5, 5}, {-1, -1, -1, -1}}
 	last := 0.0
 	for rate := .05; rate < 20; rate *= 1.2 {
-		p := c.At(list, rate, 2)
+		p := c.Load(list).At(rate, 2)
 		if p.TTFT90 < last-1e-9 || math.IsNaN(p.TTFT90) {
 			t.Errorf("TTFT %v at %.2f, %v before", p.TTFT90, rate, last)
 		}
@@ -162,16 +162,16 @@ func TestModelIsSane(t *testing.T) {
 	if !math.IsInf(last, 1) {
 		t.Error("the model bears any load")
 	}
-	if one, two := c.Knee(list, 1, 2), c.Knee(list, 2, 2); two < 2*one || one <= 0 {
+	if one, two := c.Load(list).Knee(1, 2), c.Load(list).Knee(2, 2); two < 2*one || one <= 0 {
 		t.Errorf("knee of one worker %v, of two %v", one, two)
 	}
 	for _, rate := range []float64{.1, 3, 20} {
-		n := c.WorkersFor(list, rate, 2)
-		if c.Knee(list, n, 2) < rate || n > 1 && c.Knee(list, n-1, 2) >= rate {
+		n := c.Load(list).WorkersFor(rate, 2)
+		if c.Load(list).Knee(n, 2) < rate || n > 1 && c.Load(list).Knee(n-1, 2) >= rate {
 			t.Errorf("%d workers for %v requests/s", n, rate)
 		}
 	}
-	if c.WorkersFor(list, 1, 1e-6) != 0 || c.Knee(nil, 1, 1) != 0 || c.Knee(list, 0, 1) != 0 || c.WorkersFor(list, 1e12, 2) != 0 {
+	if c.Load(list).WorkersFor(1, 1e-6) != 0 || c.Load(nil).Knee(1, 1) != 0 || c.Load(list).Knee(0, 1) != 0 || c.Load(list).WorkersFor(1e12, 2) != 0 {
 		t.Error("the impossible is promised")
 	}
 	learned, _ := Learn(c.Weights, nil, nil, nil)
