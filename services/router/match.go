@@ -94,7 +94,7 @@ func (s *server) match(ctx context.Context, prompts map[string]*prompt, live []e
 		queries = append(queries, &kvtrackerv1.Query{WorkerSet: profile.Set.Name, BlockSize: p.BlockSize, BlockHashes: p.BlockHashes})
 	}
 	firsts := len(queries)
-	queries = otherQueries(queries, exact)
+	queries, places := otherQueries(queries, exact)
 	if len(queries) == 0 {
 		return f
 	}
@@ -107,7 +107,7 @@ func (s *server) match(ctx context.Context, prompts map[string]*prompt, live []e
 		}
 		return f
 	}
-	s.takeOthers(f, exact, results)
+	s.takeOthers(f, exact, places, results)
 	stale := map[string]bool{}
 	for i := range live {
 		if at := live[i].State.Sampled; !at.IsZero() && s.now().Sub(at) > indexStale {

@@ -22,7 +22,6 @@ const (
 type other struct {
 	tokens int
 	hashes []kvhash.Hash
-	query  int // place of the question about it; 0 for none, as the first is about a first prompt
 }
 
 func hashesOf(in []uint64) []kvhash.Hash {
@@ -80,27 +79,31 @@ func longestOf(prompts map[string]*prompt, profile string) int {
 	return most
 }
 
-// otherQueries appends the questions about the others of all prompts.
-func otherQueries(queries []*kvtrackerv1.Query, prompts []*prompt) []*kvtrackerv1.Query {
+// otherQueries appends the questions about the others of all prompts, and tells the
+// place of each.
+func otherQueries(queries []*kvtrackerv1.Query, prompts []*prompt) (all []*kvtrackerv1.Query, places map[*other]int) {
 	for n, p := range prompts {
 		set := queries[n].WorkerSet
 		for i := range p.others {
-			o := &p.others[i]
-			if o.query = 0; len(o.hashes) > 0 && len(queries) < maxQueries {
-				o.query = len(queries)
+			if o := &p.others[i]; len(o.hashes) > 0 && len(queries) < maxQueries {
+				if places == nil {
+					places = map[*other]int{}
+				}
+				places[o] = len(queries)
 				queries = append(queries, &kvtrackerv1.Query{WorkerSet: set, BlockSize: p.BlockSize, BlockHashes: p.Others[i].BlockHashes})
 			}
 		}
 	}
-	return queries
+	return queries, places
 }
 
 // takeOthers enters the answers to otherQueries; nil results count as no hits.
-func (s *server) takeOthers(f *found, prompts []*prompt, results []*kvtrackerv1.MatchResult) {
+func (s *server) takeOthers(f *found, prompts []*prompt, places map[*other]int, results []*kvtrackerv1.MatchResult) {
 	for _, p := range prompts {
 		for i := range p.others {
-			if o := &p.others[i]; o.query > 0 {
-				for _, m := range results[o.query].GetMatches() {
+			o := &p.others[i]
+			if at, asked := places[o]; asked {
+				for _, m := range results[at].GetMatches() {
 					f.holds(p, o, m.Worker, int(m.GpuTokens))
 				}
 			}
