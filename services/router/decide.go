@@ -69,7 +69,7 @@ func (s *server) newRouting(ctx context.Context, req *routerv1.RouteRequest) (x 
 	}
 	model := version.Plan.Model(req.Pool, req.Model)
 	if model == nil {
-		return nil, "unknown_model", rpc.Error(connect.CodeNotFound, "the model does not exist", 0)
+		return nil, "unknown_model", errNoModel()
 	}
 	if len(req.Prompts) > maxPrompts {
 		return nil, "invalid", rpc.Error(connect.CodeInvalidArgument, "too many prompts", 0)
@@ -181,8 +181,13 @@ func (x *routing) workers(order []int) (known []int, first bool) {
 	return known, len(order) > 0 && order[0] < x.live
 }
 
+func errNoModel() error { return rpc.Error(connect.CodeNotFound, "the model does not exist", 0) }
+
 // nowhere is the answer when no endpoint is there for the request.
 func (x *routing) nowhere() (*routerv1.RouteResponse, string, error) {
+	if x.offered == nil { // it was there when the request came
+		return nil, "unknown_model", errNoModel()
+	}
 	ready, tooLong := 0, 0
 	for i := range x.endpoints {
 		if e := &x.endpoints[i]; e.TooLong {

@@ -11,6 +11,7 @@ import (
 	"github.com/kinference/kinference/internal/policy"
 	"github.com/kinference/kinference/internal/rpc"
 	"github.com/kinference/kinference/internal/schedule"
+	"github.com/kinference/kinference/services/router/internal/catalog"
 	"github.com/kinference/kinference/services/router/internal/evaluate"
 	"github.com/kinference/kinference/services/router/internal/fleet"
 	"github.com/kinference/kinference/services/router/internal/line"
@@ -32,6 +33,8 @@ const (
 // outlook is the fleet as one look at it found it.
 type outlook struct {
 	at        time.Time
+	newest    *catalog.Version
+	offered   *plan.Model         // by newest; nil: the model is no more
 	endpoints []evaluate.Endpoint // workers that could serve first
 	live      int                 // how many of them: the scheduler's candidates
 	seen      []policy.Endpoint   // the endpoints as policies see them
@@ -49,7 +52,7 @@ func (x *routing) wait() (outcome string, err error) {
 		Request: x.request(x.req.RequestId), Bytes: x.bytes(),
 		Look: func() ([]schedule.Candidate, func()) {
 			v, c := x.look()
-			return c, func() { x.outlook = v }
+			return c, func() { x.adopt(v) }
 		},
 		Choose: x.choose,
 		Stays:  func() (time.Duration, bool) { return x.verdict.Wait, x.verdict.Action == policy.Queue },
@@ -116,16 +119,16 @@ func (x *routing) bytes() int64 {
 // made, and of those for which there is no place in line.
 func (x *routing) decide() {
 	v, c := x.look()
-	x.outlook = v
+	x.adopt(v)
 	if x.ctx.Err() == nil {
 		x.decision = x.scheduler.DecideBy(x.at, x.request(""), c, x.choose)
 	}
 }
 
 // asked is what an evaluation needs to know of the request.
-func (x *routing) asked() evaluate.Request {
+func (x *routing) asked(m *plan.Model) evaluate.Request {
 	return evaluate.Request{
-		Model: x.model, Exclude: x.req.Exclude,
+		Model: m, Exclude: x.req.Exclude,
 		Tokens: func(profile string) int {
 			if p := x.prompts[profile]; p != nil && p.Approximate {
 				return 0 // an estimate is no reason to refuse
@@ -135,22 +138,41 @@ func (x *routing) asked() evaluate.Request {
 	}
 }
 
-// look finds out what could serve the request, and what of its prompt is cached
-// there. It changes nothing.
+// look finds out what could serve the request by the newest catalog, and what of its
+// prompt is cached there. It changes nothing.
 func (x *routing) look() (*outlook, []schedule.Candidate) {
 	v := &outlook{at: x.now()}
-	v.endpoints, v.live = workersFirst(evaluate.Endpoints(v.at, x.asked(), x.fleet, &x.providers))
+	v.newest, _ = x.catalog.Current()
+	if v.offered = v.newest.Plan.Model(x.req.Pool, x.req.Model); v.offered != nil {
+		v.endpoints, v.live = workersFirst(evaluate.Endpoints(v.at, x.asked(v.offered), x.fleet, &x.providers))
+	}
 	v.found = x.match(x.ctx, x.prompts, v.endpoints[:v.live])
 	v.at = x.now()
 	v.seen = x.policyEndpoints(v.at, v.endpoints)
 	return v, candidates(v.at, v.endpoints[:v.live], x.prompts, v.found)
 }
 
+// adopt goes by an outlook from now on. Who waits does not go by the catalog that was
+// the newest when it came: a worker that joins serves it, too, and what policies
+// forbid meanwhile is forbidden.
+func (x *routing) adopt(v *outlook) {
+	x.outlook = v
+	if v.offered == nil || v.offered == x.model {
+		return
+	}
+	x.version, x.model = v.newest, v.offered
+	x.attributes.Tags.Doubt(x.model.Tags)
+}
+
 // choose asks the policies. It is a schedule.Choose.
 func (x *routing) choose(e []schedule.Estimate, rank func([]int)) ([]int, bool) {
+	if x.offered == nil {
+		x.verdict = policy.Decision{Action: policy.Unavailable}
+		return nil, false
+	}
 	if now := x.now(); now.Sub(x.at) > aged {
 		x.at = now
-		evaluate.Update(now, x.asked(), x.endpoints, x.fleet, &x.providers)
+		evaluate.Update(now, x.asked(x.model), x.endpoints, x.fleet, &x.providers)
 		for i := range x.seen {
 			if i < x.live || x.endpoints[i].Provider != nil {
 				x.seen[i].Unfit = x.endpoints[i].Dropped
