@@ -162,15 +162,20 @@ func (s *server) apply(ctx context.Context, c *resources.Catalog, ps resources.P
 			}
 		}
 	}
-	var gone []string
+	gone := map[string]bool{}
 	for id, url := range s.workers {
 		if workers[id] != url { // at another address is another engine
-			gone = append(gone, id)
+			gone[id] = true
 		}
 	}
 	s.workers = workers
 	s.mu.Unlock()
-	for _, id := range gone {
+	for _, w := range s.scheduler.Workers() { // by a look at the catalog before this one, it may have come back
+		if workers[w.Worker] == "" {
+			gone[w.Worker] = true
+		}
+	}
+	for id := range gone {
 		s.scheduler.Forget(id)
 		s.affinity.Forget(id)
 		s.cached.Forget(id)
