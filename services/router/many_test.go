@@ -2,12 +2,10 @@ package router_test
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/services/router"
 )
@@ -40,13 +38,7 @@ spec: { targetRefs: [ { kind: InferencePool, name: pool-%[1]d } ], rules: [ { na
 	}
 	w.write("many.yaml", b.String())
 	w.until("the last of many", modelReady(fmt.Sprint("model-", models-1)))
-	eventually(t, "all of them ready", func() bool {
-		s, err := w.admin.ListWorkers(t.Context(), &adminv1.ListWorkersRequest{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return !slices.ContainsFunc(s.GetWorkers(), func(w *adminv1.WorkerStatus) bool { return !w.GetReady() })
-	})
+	w.allReady()
 	ask := func(model, id string) time.Duration {
 		t.Helper()
 		start := time.Now()

@@ -55,8 +55,10 @@ func TestGoesWhereThePromptIsCached(t *testing.T) {
 	}))
 	w.report("1", done(160))
 	w.report("2", done(160))
-	for i := 0; ; i++ {
-		id := fmt.Sprint("q", i)
+	n := 0
+	eventually(t, "the load arrives", func() bool {
+		n++
+		id := fmt.Sprint("q", n)
 		w.route(request(id, hashes(1, 10)...))
 		d := w.explain(id)
 		w.report(id, done(0))
@@ -64,16 +66,11 @@ func TestGoesWhereThePromptIsCached(t *testing.T) {
 		for _, c := range d.Candidates {
 			busy = busy || c.Worker == "demo.sim.b/0" && c.Waiting == 50
 		}
-		if busy {
-			if d.Chosen == "demo.sim.b/0" {
-				t.Errorf("chosen with 50 waiting there: %s", d.Reason)
-			}
-			break
+		if busy && d.Chosen == "demo.sim.b/0" {
+			t.Errorf("chosen with 50 waiting there: %s", d.Reason)
 		}
-		if i > 2000 {
-			t.Fatal("the load did not arrive")
-		}
-	}
+		return busy
+	})
 }
 
 func TestErrors(t *testing.T) {
@@ -190,24 +187,16 @@ func TestTrackerAway(t *testing.T) {
 	// Back: its matches count again.
 	k.match(map[string]uint32{"demo.sim.c/0": 160})
 	k.serve(t)
-	deadline := time.Now().Add(patience)
-	for i := 0; ; i++ {
-		id := fmt.Sprint("back", i)
+	n := 0
+	eventually(t, "it goes where the tracker says", func() bool {
+		n++
+		id := fmt.Sprint("back", n)
 		e := w.route(request(id, hashes(99, 10)...))[0]
 		w.report(id, done(0))
 		k.mu.Lock()
-		again := k.asked > asked
-		k.mu.Unlock()
-		if again {
-			if e.Worker != "demo.sim.c/0" {
-				t.Errorf("went to %s", e.Worker)
-			}
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the router did not come back to the tracker")
-		}
-	}
+		defer k.mu.Unlock()
+		return k.asked > asked && e.Worker == "demo.sim.c/0"
+	})
 }
 
 // A relay that died makes all workers look stale and not ready; the router
@@ -272,7 +261,7 @@ func TestStaleIndexIsNotTrusted(t *testing.T) {
 
 func TestApproximateKeepsAffinity(t *testing.T) {
 	w := start(t, router.Config{}, newEngine(t), newEngine(t), newEngine(t))
-	w.until("m ready", modelReady("m"))
+	w.allReady()
 	used := map[string]bool{}
 	for seed := range uint64(9) {
 		home := ""

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -31,7 +32,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const patience = 20 * time.Second
+const patience = time.Minute // for busy machines
 
 // engine is the part of a worker that the router probes.
 type engine struct {
@@ -145,11 +146,13 @@ func (k *tracker) url() string { return "http://" + k.addr }
 // serve runs the tracker on its address and returns a function that stops it.
 func (k *tracker) serve(t *testing.T) (stop func()) {
 	t.Helper()
+	if k.addr == "" {
+		k.addr = testenv.FreeAddr(t)
+	}
 	l, err := net.Listen("tcp", k.addr)
 	if err != nil {
 		t.Fatal(err)
 	}
-	k.addr = l.Addr().String()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() {
@@ -165,7 +168,7 @@ func (k *tracker) serve(t *testing.T) (stop func()) {
 	return stop
 }
 
-func newTracker() *tracker { return &tracker{addr: "127.0.0.1:0"} }
+func newTracker() *tracker { return new(tracker) }
 
 func ready(id string, edit func(*kvtrackerv1.WorkerState)) *kvtrackerv1.WorkerState {
 	s := &kvtrackerv1.WorkerState{Worker: id, WorkerSet: "demo/sim", Ready: true, BlockSize: 16, TotalBlocks: 10000,
@@ -322,6 +325,18 @@ func modelReady(name string) func(*routerv1.Catalog) bool {
 		}
 		return false
 	}
+}
+
+// allReady waits for all workers: a model is ready with the first of its own.
+func (w *world) allReady() {
+	w.t.Helper()
+	eventually(w.t, "all workers ready", func() bool {
+		s, err := w.admin.ListWorkers(w.t.Context(), &adminv1.ListWorkersRequest{})
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		return len(s.GetWorkers()) > 0 && !slices.ContainsFunc(s.GetWorkers(), func(x *adminv1.WorkerStatus) bool { return !x.GetReady() })
+	})
 }
 
 func blockSize(n uint32) func(*routerv1.Catalog) bool {

@@ -25,7 +25,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
-	patience   = 20 * time.Second
+	patience   = time.Minute
 	follows    = kvtrackerv1.TrackerState_TRACKER_STATE_FOLLOWS
 	rebuilding = kvtrackerv1.TrackerState_TRACKER_STATE_REBUILDING
 	late       = kvtrackerv1.TrackerState_TRACKER_STATE_LATE
