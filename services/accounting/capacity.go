@@ -73,7 +73,7 @@ func (v *server) Capacity(ctx context.Context, r *accountingv1.CapacityRequest) 
 	}
 	from, to := float64(f.From.UnixMicro())/1e6, float64(f.To.UnixMicro())/1e6
 	states := v.watched.between(from, to)
-	requests, err := v.served(ctx, f)
+	requests, _, err := v.served(ctx, f)
 	if err != nil {
 		return nil, err
 	}
@@ -114,19 +114,19 @@ func (v *server) latest(ctx context.Context, f ledger.Filter) (ledger.Filter, er
 	return f, err
 }
 
-// served reads the requests of workers from the ledger.
-func (v *server) served(ctx context.Context, f ledger.Filter) (map[string]*served, error) {
-	out := map[string]*served{}
+// served reads the requests of workers from the ledger; all is false if there were too
+// many, of which the first to end are there.
+func (v *server) served(ctx context.Context, f ledger.Filter) (out map[string]*served, all bool, err error) {
+	out = map[string]*served{}
 	n := 0
 	arrivedFrom, to := f.From, f.To
 	f.To = time.Time{} // what was running at the end has ended since, or is not known
-	err := v.ledger.Export(ctx, f, func(page []*usagev1.Usage) error {
+	err = v.ledger.Export(ctx, f, func(page []*usagev1.Usage) error {
 		for _, u := range page {
 			if u.GetWorker() == "" || u.GetOverload() || u.GetReceived().AsTime().After(to) {
 				continue
 			}
 			if n++; n > v.maxEvents() {
-				v.log.Warn("there are more requests than one answer looks at", "requests", v.maxEvents())
 				return errEnough
 			}
 			s := out[u.GetWorkerSet()]
@@ -157,9 +157,9 @@ func (v *server) served(ctx context.Context, f ledger.Filter) (map[string]*serve
 		return nil
 	})
 	if err != nil && !errors.Is(err, errEnough) {
-		return nil, err
+		return nil, false, err
 	}
-	return out, nil
+	return out, err == nil, nil
 }
 
 func tenantName(u *usagev1.Usage) string {

@@ -109,9 +109,15 @@ func (d *divider) divide(ctx context.Context, from, to time.Time) error {
 		d.learned = time.Now()
 	}
 	margin := gpuMargin * d.every
-	requests, err := d.v.served(ctx, ledger.Filter{From: from.Add(-margin), To: to.Add(margin)})
+	requests, all, err := d.v.served(ctx, ledger.Filter{From: from.Add(-margin), To: to.Add(margin)})
+	if err == nil && !all { // those of the span come first
+		requests, all, err = d.v.served(ctx, ledger.Filter{From: from, To: to})
+	}
 	if err != nil {
 		return err
+	}
+	if !all {
+		d.v.log.Warn("the time of workers is divided among a part of the requests: there are too many", "requests", d.v.maxEvents(), "from", from)
 	}
 	var shares []ledger.Share
 	var times []ledger.WorkerTime
@@ -192,7 +198,7 @@ func (d *divider) learn(ctx context.Context, to time.Time) error {
 	if err != nil {
 		return err
 	}
-	requests, err := d.v.served(ctx, span)
+	requests, _, err := d.v.served(ctx, span)
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package accounting
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"path/filepath"
 	"testing"
@@ -91,5 +92,54 @@ func TestTimeWaitsForEvents(t *testing.T) {
 		return nil
 	}); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Where there are more requests than are looked at, those of the span itself are.
+func TestTimeOfManyRequests(t *testing.T) {
+	led, err := ledger.Open(t.Context(), filepath.Join(t.TempDir(), "ledger.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer led.Close()
+	v := &server{log: slog.New(slog.DiscardHandler), ledger: led, board: objective.NewBoard(), watched: newWatched(), fewEvents: 250}
+	if err := v.metrics.init(noop.NewMeterProvider().Meter("test"), v); err != nil {
+		t.Fatal(err)
+	}
+	from := time.Unix(1_800_000_000, 0)
+	for i := range 80 {
+		v.watched.add(&kvtrackerv1.WorkerReport{Worker: "u/0", WorkerSet: "ns/set", Load: &kvtrackerv1.Load{Running: 10}, SampledUnixNanos: from.Add(time.Duration(i-40) * time.Second).UnixNano()})
+	}
+	var events []*usagev1.Usage
+	for i := range 1000 { // a hundred a second, from five before the span on
+		at := from.Add(time.Duration(i-500) * 10 * time.Millisecond)
+		events = append(events, &usagev1.Usage{
+			Id: fmt.Sprint(i), Received: timestamppb.New(at), Ended: timestamppb.New(at.Add(100 * time.Millisecond)), Worker: "u/0", WorkerSet: "ns/set",
+			Ttft: proto.Float64(.05), Outcome: usagev1.Outcome_OUTCOME_OK, Tokens: &usagev1.Tokens{Input: proto.Uint32(100), Output: proto.Uint32(10)},
+		})
+	}
+	if _, err := led.Add(t.Context(), events); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := led.Divided(t.Context(), from); err != nil {
+		t.Fatal(err)
+	}
+	d := &divider{v: v, every: time.Second, weights: map[string]gputime.Weights{}, learned: time.Now()}
+	if err := d.divide(t.Context(), from, from.Add(d.every)); err != nil {
+		t.Fatal(err)
+	}
+	used := 0
+	if err := led.Export(t.Context(), ledger.Filter{From: from.Add(100 * time.Millisecond), To: from.Add(d.every)}, func(page []*usagev1.Usage) error {
+		for _, u := range page {
+			if u.GetGpuPrefill() > 0 {
+				used++
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if used < 88 {
+		t.Errorf("%d of 90 requests of the span used something", used)
 	}
 }
