@@ -40,6 +40,8 @@ type spool struct {
 	buf                         []byte // of an entry
 	event                       []byte // of its CloudEvent
 	unsynced                    []*segment
+	// put is (*os.File).WriteAt, but in tests.
+	put func(f *os.File, b []byte, at int64) (int, error)
 }
 
 // segment is one file.
@@ -52,7 +54,6 @@ type segment struct {
 	dirty  bool
 	opens  int // live requests whose open entry is here
 	done   time.Time
-	gone   bool
 }
 
 // place is how far a batch reaches.
@@ -73,7 +74,7 @@ func openSpool(s *Settings) (*spool, error) {
 		dir.Close()
 		return nil, fmt.Errorf("lock usage spool %s, which another process uses: %w", s.Dir, err)
 	}
-	sp := &spool{set: s, dir: dir, live: map[string]*Request{}, next: 1}
+	sp := &spool{set: s, dir: dir, live: map[string]*Request{}, next: 1, put: (*os.File).WriteAt}
 	if err := sp.recover(); err != nil {
 		sp.close()
 		return nil, fmt.Errorf("read usage spool: %w", err)
@@ -116,11 +117,13 @@ func (sp *spool) recover() error {
 	}
 	slices.SortFunc(left, func(a, b *leftover) int { return strings.Compare(a.id, b.id) })
 	for _, l := range left {
-		if u := l.settle(); u != nil {
-			sp.append(kindEvent, l.id, l.subject, u)
-			sp.recovered++
-		} else {
+		switch u := l.settle(); {
+		case u == nil:
 			sp.corrupt++
+		case sp.append(kindEvent, l.id, l.subject, u) == nil:
+			sp.dropped++
+		default:
+			sp.recovered++
 		}
 	}
 	sp.set.Log.Warn("settled the usage of requests that a former process left", "requests", len(left))
@@ -227,7 +230,8 @@ func (sp *spool) append(kind byte, id, subject string, u *usagev1.Usage) *segmen
 }
 
 // write writes a whole entry at once, so that the death of the process does not
-// tear it.
+// tear it. Where there is no room, in the spool or on the disk, files that are only
+// kept make some.
 func (sp *spool) write(entry []byte) *segment {
 	if sp.size+int64(len(entry)) > sp.set.MaxBytes {
 		sp.tidyLocked(true)
@@ -236,14 +240,31 @@ func (sp *spool) write(entry []byte) *segment {
 		sp.complain(errors.New("the spool is full"))
 		return nil
 	}
-	s := sp.current()
-	if s == nil {
+	s, err := sp.try(entry)
+	if before := sp.size; err != nil {
+		if sp.tidyLocked(true); sp.size < before {
+			s, err = sp.try(entry)
+		}
+	}
+	if err != nil {
+		sp.complain(err)
 		return nil
 	}
-	if _, err := s.file.WriteAt(entry, s.size); err != nil {
-		sp.complain(err)
-		s.sealed = true // whatever was written of it is behind the end
-		return nil
+	return s
+}
+
+// try writes an entry to the disk.
+func (sp *spool) try(entry []byte) (*segment, error) {
+	s, err := sp.current()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := sp.put(s.file, entry, s.size); err != nil {
+		s.sealed = true  // whatever was written of it is behind the end
+		if s.size == 0 { // else there would be one more with each try
+			sp.remove(s)
+		}
+		return nil, err
 	}
 	s.size += int64(len(entry))
 	sp.size += int64(len(entry))
@@ -254,24 +275,23 @@ func (sp *spool) write(entry []byte) *segment {
 	if s.size >= sp.set.SegmentBytes {
 		s.sealed = true
 	}
-	return s
+	return s, nil
 }
 
-// current is the file to write to, nil if there is none.
-func (sp *spool) current() *segment {
+// current is the file to write to.
+func (sp *spool) current() (*segment, error) {
 	if n := len(sp.list); n > 0 && !sp.list[n-1].sealed {
-		return sp.list[n-1]
+		return sp.list[n-1], nil
 	}
 	path := filepath.Join(sp.set.Dir, fmt.Sprintf("%020d%s", sp.next, suffix))
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		sp.complain(err)
-		return nil
+		return nil, err
 	}
 	sp.next++
 	s := &segment{path: path, file: f}
 	sp.list = append(sp.list, s)
-	return s
+	return s, nil
 }
 
 // complain logs why events are lost, at most once a minute.
@@ -375,7 +395,6 @@ func (sp *spool) tidyLocked(hurry bool) {
 }
 
 func (sp *spool) remove(s *segment) {
-	s.gone = true
 	s.file.Close()
 	if err := os.Remove(s.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		sp.complain(err)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -274,6 +275,63 @@ func TestFull(t *testing.T) {
 	eventually(t, "there is room again", func() bool { r.Begin(record(999)).End(record(999)); return s.get("id-00999") != nil })
 	if n := bytes.Count(log.Bytes(), []byte("usage events are lost")); n != 1 {
 		t.Errorf("the loss is logged %d times, want once", n)
+	}
+}
+
+// A full disk costs events, which are counted, and nothing else: files, say, that are
+// left open with each try.
+func TestDiskFull(t *testing.T) {
+	s, dir := newStream(), t.TempDir()
+	s.away = true
+	r := open(t, dir, s, func(set *usage.Settings) { set.SegmentBytes = 4 << 10 })
+	run(t, r)
+	for i := range 20 {
+		r.Begin(record(i)).End(record(i))
+	}
+	before := len(files(t, dir))
+	usage.Disk(r, func(f *os.File, b []byte, at int64) (int, error) {
+		n, _ := f.WriteAt(b[:len(b)/2], at)
+		return n, syscall.ENOSPC
+	})
+	for i := range 300 {
+		r.Begin(record(100 + i)).End(record(100 + i))
+	}
+	if n := len(files(t, dir)); n > before || r.Stats().Dropped != 300 || r.Stats().Running != 0 {
+		t.Errorf("%d files, %d before; %+v", n, before, r.Stats())
+	}
+	usage.Disk(r, (*os.File).WriteAt)
+	s.set(func(s *stream) { s.away = false })
+	r.Begin(record(999)).End(record(999))
+	eventually(t, "what was kept and what came later is published", func() bool { return s.count() == 21 && r.Stats().Pending == 0 })
+}
+
+// On a full disk files that are kept though they are published make room.
+func TestDiskFullOfKept(t *testing.T) {
+	const room = 20 << 10
+	s, dir := newStream(), t.TempDir()
+	r := open(t, dir, s, func(set *usage.Settings) { set.SegmentBytes = 4 << 10 })
+	usage.Disk(r, func(f *os.File, b []byte, at int64) (int, error) {
+		used := int64(len(b))
+		for _, name := range files(t, dir) {
+			info, err := os.Stat(name)
+			if err != nil {
+				t.Error(err)
+				return 0, err
+			}
+			used += info.Size()
+		}
+		if used > room {
+			return 0, syscall.ENOSPC
+		}
+		return f.WriteAt(b, at)
+	})
+	run(t, r)
+	for i := range 100 {
+		r.Begin(record(i)).End(record(i))
+		eventually(t, "it is published", func() bool { return r.Stats().Pending == 0 })
+	}
+	if st := r.Stats(); st.Dropped > 0 || s.count() != 100 {
+		t.Errorf("%d events; %+v", s.count(), st)
 	}
 }
 
