@@ -7,6 +7,7 @@ import (
 
 	"github.com/kinference/kinference/internal/schedule"
 	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
+	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 )
 
 // A decision that began by an older catalog may bring a worker back that is gone: the
@@ -24,5 +25,18 @@ func TestForgetsWhoCameBack(t *testing.T) {
 	}
 	if !slices.Equal(left, []string{known}) {
 		t.Errorf("known are %q, want %q", left, known)
+	}
+}
+
+// A request in line takes memory for each worker that may serve it, which the bound on
+// bytes counts: 4,096 for some hundred workers would be more than the router has.
+func TestBytesOfOneThatWaits(t *testing.T) {
+	s := newServer(t, load(t, fleetYAML(100)), &kvtrackerv1.MatchResponse{}, &kvtrackerv1.WatchWorkersResponse{})
+	x, _, err := s.newRouting(t.Context(), &routerv1.RouteRequest{Model: "small", Prompts: []*routerv1.Prompt{{Profile: "ns/small/small", BlockHashes: make([]uint64, 50)}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := x.bytes(), int64(50*hashBytes+100*endpointBytes); got != want {
+		t.Errorf("%d bytes, want %d", got, want)
 	}
 }

@@ -24,10 +24,14 @@ const (
 	aged = 50 * time.Millisecond
 	// brief is a wait that is none: of a request that nothing held.
 	brief = 5 * time.Millisecond
-	// maxLineBytes bounds the hashes of those that wait.
-	maxLineBytes = 256 << 20
+	// maxLineBytes bounds what those that wait take in memory: half of what the chart
+	// gives a router.
+	maxLineBytes = 512 << 20
 	// hashBytes is what a hash of a block takes: in the request, and for the scheduler.
 	hashBytes = 16
+	// endpointBytes is what is known of an endpoint for one request, here and in the
+	// scheduler: measured with 4 and 64 workers, 300 in line.
+	endpointBytes = 1300
 )
 
 // outlook is the fleet as one look at it found it.
@@ -112,7 +116,13 @@ func (x *routing) bytes() int64 {
 			n += int64(len(p.others[i].hashes))
 		}
 	}
-	return n * hashBytes
+	n *= hashBytes
+	for i := range x.model.Targets {
+		if p := x.model.Targets[i].Profile; p != nil {
+			n += int64(len(p.Set.Workers)*p.Set.Ranks) * endpointBytes
+		}
+	}
+	return n
 }
 
 // decide looks and decides at once, without booking: of requests that nobody has
