@@ -56,6 +56,9 @@ func evaluateCommand() *cobra.Command {
 				}
 				rows, bad = append(rows, r...), bad+n
 			}
+			if len(rows) == 0 {
+				return fmt.Errorf("no labelled rows, %d unreadable lines", bad)
+			}
 			report, err := evaluate.Run(cmd.Context(), c, rows, run)
 			if err != nil {
 				return err

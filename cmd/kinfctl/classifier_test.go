@@ -42,6 +42,12 @@ not json
 			t.Errorf("output lacks %q:\n%s", want, out)
 		}
 	}
+	if err := os.WriteFile(f, []byte("not json\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := classifierRun(t, "evaluate", f); err == nil {
+		t.Errorf("measured nothing: %s", out)
+	}
 	if _, err := classifierRun(t, "evaluate", "missing.jsonl"); err == nil {
 		t.Error("a missing file is evaluated")
 	}

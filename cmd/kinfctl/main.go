@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -21,7 +22,7 @@ func main() { os.Exit(run()) }
 func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := rootCommand().ExecuteContext(ctx); err != nil {
+	if err := command().ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "kinfctl:", err)
 		return exitCode(err)
 	}
@@ -38,6 +39,45 @@ func rootCommand() *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(installCommand(), upgradeCommand(), uninstallCommand(), validateCommand(), explainCommand(), replayCommand(), getCommand(), topCommand(), decisionsCommand(), checkCommand(), statusCommand(), indexCommand(), classifierCommand(), usageCommand(), objectivesCommand(), capacityCommand(), keysCommand())
 	return root
+}
+
+// command is what is run.
+func command() *cobra.Command {
+	root := rootCommand()
+	root.InitDefaultCompletionCmd("kinfctl")
+	misuse(root)
+	return root
+}
+
+// misuse makes wrong arguments a usageError, as wrong flags are. A command that only
+// holds others would else print its help for a word that is none of them, and end well.
+func misuse(c *cobra.Command) {
+	if c.Runnable() {
+		if check := c.Args; check != nil {
+			c.Args = func(cmd *cobra.Command, args []string) error {
+				if err := check(cmd, args); err != nil {
+					return usageError{err}
+				}
+				return nil
+			}
+		}
+	} else {
+		c.SuggestionsMinimumDistance = 2
+		c.Args = cobra.ArbitraryArgs
+		c.RunE = func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return cmd.Help()
+			}
+			hint := ""
+			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+				hint = ": did you mean " + strings.Join(near, " or ") + "?"
+			}
+			return usageError{fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), hint)}
+		}
+	}
+	for _, sub := range c.Commands() {
+		misuse(sub)
+	}
 }
 
 func exitCode(err error) int {
