@@ -10,8 +10,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
@@ -22,6 +24,13 @@ import (
 // definitions is the release of the chart kinference-crds. It is the cluster's, so
 // there is one.
 const definitions = "kinference-crds"
+
+// definitionsNamespace has its release: the same for everybody, whatever the namespace
+// of his context is, because helm lets a release of another one not have them.
+const definitionsNamespace = "default"
+
+// helmEnds is the time that helm has to end when it is asked to.
+const helmEnds = 30 * time.Second
 
 // cluster is how helm and kubectl reach one, and what is installed there.
 type cluster struct {
@@ -127,6 +136,10 @@ func (c *cluster) runHelm(ctx context.Context, stdout, stderr io.Writer, args ..
 	}
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Stdout, cmd.Stderr = stdout, stderr
+	// Helm that is killed leaves a release that is under way for ever, which none can
+	// upgrade; asked to end, it notes that it failed.
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = helmEnds
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("helm %s: %w", args[0], err)
 	}
@@ -177,8 +190,9 @@ func (c *cluster) ask(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// installed tells whether the release is there.
+// installed tells whether the release is there. Which ones a list has without the
+// states, helm 3 and 4 see differently.
 func (c *cluster) installed(ctx context.Context) (bool, error) {
-	out, err := c.askHelm(ctx, "list", "--namespace", c.namespace, "--filter", "^"+c.release+"$", "--short")
+	out, err := c.askHelm(ctx, "list", "--namespace", c.namespace, "--filter", "^"+regexp.QuoteMeta(c.release)+"$", "--deployed", "--failed", "--pending", "--short")
 	return strings.TrimSpace(out) != "", err
 }

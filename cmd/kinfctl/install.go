@@ -59,7 +59,7 @@ given anew. With --dry-run the manifests are written instead, and no cluster is 
 			return usageError{fmt.Errorf("there is no release %s in the namespace %s: see kinfctl install", c.release, c.namespace)}
 		}
 		if !noDefinitions {
-			if err := c.runHelm(ctx, io.Discard, log, "upgrade", "--install", definitions, filepath.Join(dir, definitions)); err != nil {
+			if err := c.runHelm(ctx, io.Discard, log, "upgrade", "--install", definitions, filepath.Join(dir, definitions), "--namespace", definitionsNamespace); err != nil {
 				return err
 			}
 		}
@@ -93,14 +93,18 @@ Volume claims stay. With --dry-run the objects that would be deleted are listed.
 		ctx, out, log := cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr()
 		releases := [][]string{{c.release, "--namespace", c.namespace}}
 		if all {
-			releases = append(releases, []string{definitions})
+			releases = append(releases, []string{definitions, "--namespace", definitionsNamespace})
 		}
 		for _, release := range releases {
 			var err error
 			if dryRun {
 				err = c.list(ctx, out, release)
 			} else {
-				err = c.runHelm(ctx, out, log, append([]string{"uninstall"}, release...)...)
+				args := append([]string{"uninstall"}, release...)
+				if all { // a former try may have ended half-way
+					args = append(args, "--ignore-not-found")
+				}
+				err = c.runHelm(ctx, out, log, args...)
 			}
 			if err != nil {
 				return err

@@ -2,10 +2,12 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kinference/kinference/deploy/charts"
 	"github.com/kinference/kinference/internal/testenv"
@@ -107,6 +109,45 @@ func TestInstallDryRun(t *testing.T) {
 	}
 }
 
+// Helm that is interrupted has time to note it: killed, it would leave a release that
+// is under way for ever.
+func TestInterrupted(t *testing.T) {
+	dir := t.TempDir()
+	helm := filepath.Join(dir, "helm")
+	if err := os.WriteFile(helm, []byte(`#!/bin/sh
+[ "$1" = upgrade ] || exit 0
+cd "`+dir+`"
+trap 'kill $!; : >noted; exit 1' INT
+tail -f /dev/null >/dev/null 2>&1 &
+: >begun
+wait
+`), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	there := func(name string) bool {
+		_, err := os.Stat(filepath.Join(dir, name))
+		return err == nil
+	}
+	ctx, interrupt := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() {
+		cmd := rootCommand()
+		cmd.SetArgs([]string{"install", "--helm", helm})
+		cmd.SetOut(t.Output())
+		cmd.SetErr(t.Output())
+		done <- cmd.ExecuteContext(ctx)
+	}()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(30 * time.Second); !there("begun") && time.Now().Before(deadline); {
+		<-tick.C
+	}
+	interrupt()
+	if err := <-done; err == nil || !there("noted") {
+		t.Errorf("helm could note that it ends: %v; got %v", there("noted"), err)
+	}
+}
+
 // From an empty cluster and back, by kinfctl alone, against a real API.
 func TestInstall(t *testing.T) {
 	helm, k := testenv.Helm(t), testenv.Kube(t)
@@ -189,7 +230,9 @@ stringData: { uri: "postgres://" }
 	if got := kubectl("", "get", "inferencepools", "-A"); !strings.Contains(got, "No resources found") {
 		t.Error(got)
 	}
-	// Values stay that are not given anew.
+	// Values stay that are not given anew, and the definitions are found from whatever
+	// namespace is the current one.
+	t.Setenv("HELM_NAMESPACE", "kinference")
 	run("", "upgrade", "--set", "global.image.tag=0.1.1")
 	if got := kubectl("", "get", "deployment", "kinference-router", "-n", "kinference", "-o", "jsonpath={.spec.replicas} {.spec.template.spec.containers[0].image}"); got != "2 ghcr.io/kinference/router:0.1.1" {
 		t.Errorf("after the upgrade: %s", got)
@@ -203,7 +246,9 @@ stringData: { uri: "postgres://" }
 		t.Errorf("it stays behind:\n%s", got)
 	}
 	run("", "install", "--profile", "dev")
-	run("", "uninstall", "--definitions", "--kubectl", k.Program("kubectl"))
+	for range 2 { // the second has nothing to do
+		run("", "uninstall", "--definitions", "--kubectl", k.Program("kubectl"))
+	}
 	if got := kubectl("", "get", "crd", "-o", "name"); strings.Contains(got, "kinference") {
 		t.Errorf("it stays behind:\n%s", got)
 	}
