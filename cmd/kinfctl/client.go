@@ -97,7 +97,7 @@ func (a *admin) client(ctx context.Context) (adminv1connect.AdminServiceClient, 
 	if err != nil {
 		return nil, err
 	}
-	return rpc.Client(ctx, a.url(), adminv1connect.NewAdminServiceClient, rpc.Bearer(token)), nil
+	return rpc.Client(ctx, a.url(), adminv1connect.NewAdminServiceClient, rpc.Bearer(token), rpc.Once(adminv1connect.AdminServiceCreateKeyProcedure)), nil
 }
 
 // ask makes one call.

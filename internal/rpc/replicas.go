@@ -43,7 +43,8 @@ const (
 // holds others back for. Each client has an order of its own, so that clients spread.
 //
 // Calls are repeated only if no answer has begun. The services allow for it: what
-// a call did at a replica that died with the answer has no effect twice.
+// a call did at a replica that died with the answer has no effect twice. Those that
+// do not have the option Once.
 type replicas struct {
 	log   *slog.Logger
 	seeds []*url.URL
@@ -217,7 +218,7 @@ func (p *replicas) Do(req *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 		p.failed(r, err)
-		if !repeatable {
+		if !repeatable || once(req.Context()) && !unsent(err) {
 			return nil, err
 		}
 	}

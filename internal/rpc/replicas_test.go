@@ -185,6 +185,33 @@ func TestReplicaDiesWithACall(t *testing.T) {
 	}
 }
 
+// A call that has an effect each time is not made at a second replica when the first
+// one may have had it; when nothing listens there it is.
+func TestCallsThatAreMadeOnce(t *testing.T) {
+	members, p, _ := group(t, 3)
+	client := kvtrackerv1connect.NewKVTrackerServiceClient(p, "http://"+members[0].addr, Once(kvtrackerv1connect.KVTrackerServiceMatchProcedure))
+	first, others := find(p, members)
+	hang := make(chan struct{})
+	defer close(hang)
+	first.hangs.Store(&hang)
+	answered := make(chan error, 1)
+	go func() { answered <- match(t, client, time.Minute) }()
+	eventually(t, "the call is there", func() bool { return first.calls.Load() == 1 })
+	first.srv.Close()
+	if err := <-answered; connect.CodeOf(err) != connect.CodeUnavailable || others[0].calls.Load()+others[1].calls.Load() > 0 {
+		t.Errorf("%v, %d and %d calls at the others", err, others[0].calls.Load(), others[1].calls.Load())
+	}
+	if err := match(t, client, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	second, _ := find(p, members)
+	second.srv.Close()
+	eventually(t, "its connection is gone", func() bool { return match(t, client, time.Minute) == nil })
+	if n := first.calls.Load() + others[0].calls.Load() + others[1].calls.Load(); n != 3 {
+		t.Errorf("%d calls, want 3", n)
+	}
+}
+
 // A replica that hangs is left after few calls that ran out of time.
 func TestReplicaHangs(t *testing.T) {
 	members, p, client := group(t, 2)

@@ -66,7 +66,7 @@ func Mount[S any](ctx context.Context, svc S, new func(S, ...connect.HandlerOpti
 // URLs, with commas between them, and a name with several addresses, such as that of a
 // headless Service, are replicas: calls go to one of them, and to the next one when it
 // fails. Connections close when ctx is done.
-// More options, such as Bearer, may follow.
+// More options, such as Bearer and Once, may follow.
 func Client[C any](ctx context.Context, url string, new func(connect.HTTPClient, string, ...connect.ClientOption) C, options ...connect.ClientOption) C {
 	client, base := dial(ctx, url)
 	return new(client, base,
