@@ -353,7 +353,7 @@ func TestRefusedBodyInTime(t *testing.T) {
 	e := start(t, func(c *ingress.Config, _ *routerv1.Catalog) { c.BodyTimeout = 50 * time.Millisecond }).ready()
 	for _, line := range []string{"POST /nothing", "PUT /v1/chat/completions", "POST /v1/models", "GET /v1/models"} {
 		c := e.raw(line + " HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-		_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
+		_ = c.SetReadDeadline(time.Now().Add(patience))
 		if answer, err := io.ReadAll(c); err != nil {
 			t.Errorf("%s: got %q, %v", line, answer, err)
 		}

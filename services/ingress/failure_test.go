@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kinference/kinference/internal/daemon"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/services/ingress"
 )
@@ -195,7 +196,7 @@ func TestFailureInStream(t *testing.T) {
 			e := start(t, func(c *ingress.Config, _ *routerv1.Catalog) {
 				c.MaxEvent = 4096
 				if tt.code == "timeout" {
-					c.IdleTimeout = 50 * time.Millisecond
+					c.IdleTimeout = 500 * time.Millisecond // pieces come within it on a busy machine, too
 				}
 			}).ready()
 			e.router.routes(newWorker(t, "w", tt.h), newWorker(t, "other", func(http.ResponseWriter, *http.Request) { t.Error("another worker was asked") }))
@@ -274,7 +275,7 @@ func TestClientLeaves(t *testing.T) {
 // and is dropped after a while.
 func TestSlowClient(t *testing.T) {
 	e := start(t, func(c *ingress.Config, _ *routerv1.Catalog) {
-		c.WriteTimeout, c.IdleTimeout = 400*time.Millisecond, 200*time.Millisecond
+		c.WriteTimeout, c.IdleTimeout = 2*time.Second, time.Second
 	}).ready()
 	left := make(chan struct{})
 	sent := 0
@@ -304,7 +305,7 @@ func TestSlowClient(t *testing.T) {
 }
 
 func TestTotalTimeout(t *testing.T) {
-	e := start(t, func(c *ingress.Config, _ *routerv1.Catalog) { c.TotalTimeout = 50 * time.Millisecond }).ready()
+	e := start(t, func(c *ingress.Config, _ *routerv1.Catalog) { c.TotalTimeout = 500 * time.Millisecond }).ready()
 	h, _, left := hang()
 	e.router.routes(newWorker(t, "w", h), newWorker(t, "other", func(http.ResponseWriter, *http.Request) { t.Error("another worker was asked") }))
 	resp, body := e.post(chatPath, chatRequest(false, ""))
@@ -316,7 +317,7 @@ func TestTotalTimeout(t *testing.T) {
 
 // A stop lets streams finish and takes no new connections.
 func TestDrain(t *testing.T) {
-	e := start(t, nil).ready()
+	e := startIn(t, daemon.Settings{DrainTimeout: patience}, nil).ready()
 	finish := make(chan struct{})
 	e.router.routes(newWorker(t, "w", func(w http.ResponseWriter, r *http.Request) {
 		answers(roleChunk(), textChunk("a"))(w, r)

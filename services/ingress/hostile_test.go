@@ -86,7 +86,7 @@ func TestRapidReset(t *testing.T) {
 // What a client does to its connection ends with an error or with the connection,
 // and never with work.
 func TestHostileConnections(t *testing.T) {
-	e := start(t, func(c *ingress.Config, _ *routerv1.Catalog) { c.BodyTimeout, c.MaxHeader = 200*time.Millisecond, 8<<10 }).ready()
+	e := start(t, func(c *ingress.Config, _ *routerv1.Catalog) { c.BodyTimeout, c.MaxHeader = time.Second, 8<<10 }).ready()
 	var got atomic.Int32
 	e.router.routes(newWorker(t, "w", func(w http.ResponseWriter, r *http.Request) {
 		got.Add(1)

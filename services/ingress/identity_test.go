@@ -26,7 +26,7 @@ func guarded(t *testing.T, change func(*ingress.Config, *routerv1.Catalog)) (e *
 		m.Pools = []*routerv1.Pool{{Name: "ns/small", Models: []*routerv1.Model{{Name: "chat", Root: "base-model", Profiles: []string{"p"}, MaxModelLen: 4096, Ready: true}}}}
 		m.Backends = []*routerv1.Backend{{
 			Name: "ns/public", PathPrefix: "/llm", Pool: "ns/small", ApiKeys: true, DefaultQos: "batch", MaxBody: 4 << 10, MaxHeader: 2 << 10,
-			IdleTimeout: durationpb.New(100 * time.Millisecond), TotalTimeout: durationpb.New(time.Minute),
+			IdleTimeout: durationpb.New(500 * time.Millisecond), TotalTimeout: durationpb.New(time.Minute),
 		}}
 		m.Tenants = []*routerv1.Tenant{{Name: "ns/acme"}, {Name: "ns/team", Parent: "ns/acme", CacheScope: "Tenant", Keys: []*routerv1.Key{{Id: id, Sha256: sum[:], User: "alice"}}}}
 		if change != nil {

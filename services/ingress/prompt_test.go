@@ -342,7 +342,8 @@ func TestSlowToTell(t *testing.T) {
 		<-r.Context().Done()
 	}
 	a := &asked{render: stuck, tokenize: stuck}
-	e := startAsked(t, a, func(c *ingress.Config) { c.PromptTimeout, c.PromptRetry = 20*time.Millisecond, time.Nanosecond })
+	// Long enough to get there on a busy machine.
+	e := startAsked(t, a, func(c *ingress.Config) { c.PromptTimeout, c.PromptRetry = 500*time.Millisecond, time.Nanosecond })
 	for i := range 2 {
 		if resp, body := e.post(chatPath, chatRequest(false, "")); resp.StatusCode != 200 || !e.router.sent()[0].GetApproximate() {
 			t.Errorf("got %d %s", resp.StatusCode, body)

@@ -141,7 +141,9 @@ func TestFaults(t *testing.T) {
 			s := fake.New(schema, "model-9")
 			s.SetFault(test.fault)
 			c := out(t, s, schema, "model-9", test.stream)
-			c.Provider.Idle = 50 * time.Millisecond
+			if test.fault == fake.Hang {
+				c.Provider.Idle = 500 * time.Millisecond
+			}
 			w := httptest.NewRecorder()
 			r := p.Do(t.Context(), w, c)
 			if r.Reason != test.reason || r.Retry != test.retry || r.Err == nil || r.Err.Status != test.status || r.Err.Code != test.code || r.Committed != test.begun {
@@ -235,7 +237,7 @@ func TestConcurrencyAndTotal(t *testing.T) {
 	defer s.Close()
 	s.SetFault(fake.Hang)
 	c := out(t, s, v1alpha1.SchemaAnthropic, "m", true)
-	c.Provider.Concurrency, c.Provider.Total = 1, 300*time.Millisecond
+	c.Provider.Concurrency, c.Provider.Total = 1, 2*time.Second
 	begun, done := make(chan struct{}), make(chan proxy.Result)
 	c.OnFirst = func(time.Duration) { close(begun) }
 	go func() { done <- p.Do(t.Context(), httptest.NewRecorder(), c) }()
