@@ -155,7 +155,7 @@ func TestDeadHoldersExceedByTheirSharesAtMost(t *testing.T) {
 	b.MaxLeased = 1000
 	spent := int64(0)
 	for holder := range 20 {
-		r, err := rpc.Lease(t.Context(), &limiterv1.LeaseRequest{Organisation: "ns/acme", Holder: fmt.Sprint("holder", holder), Ttl: durationpb.New(500 * time.Millisecond),
+		r, err := rpc.Lease(t.Context(), &limiterv1.LeaseRequest{Organisation: "ns/acme", Holder: fmt.Sprint("holder", holder), Ttl: durationpb.New(5 * time.Second),
 			Shares: []*limiterv1.Share{{Bucket: b, Sequence: 1, Want: 300}}})
 		if err != nil {
 			t.Fatal(err)
