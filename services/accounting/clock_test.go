@@ -72,6 +72,28 @@ func TestIngressClockIsAhead(t *testing.T) {
 	})
 }
 
+// When the own clock is set back, time is divided on from then.
+func TestOwnClockIsSetBack(t *testing.T) {
+	led, err := ledger.Open(t.Context(), filepath.Join(t.TempDir(), "ledger.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer led.Close()
+	now := time.Unix(1_800_000_000, 0)
+	if _, err := led.Divided(t.Context(), now.Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	d := &divider{v: &server{ledger: led, watched: newWatched()}, every: time.Minute, since: now, learned: time.Now()}
+	for _, at := range []time.Time{now, now.Add((gpuLate + 1) * d.every)} {
+		if _, err := d.next(t.Context(), at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if at, err := led.Divided(t.Context(), now); err != nil || !at.Equal(now.Add(d.every)) {
+		t.Errorf("it is divided until %v of %v: %v", at, now, err)
+	}
+}
+
 // A ledger that cannot be read when objectives come takes nothing from those who
 // measure meanwhile.
 func TestObjectivesWithoutLedger(t *testing.T) {

@@ -79,6 +79,10 @@ func (d *divider) next(ctx context.Context, now time.Time) (more bool, err error
 		_, _, err := d.v.ledger.Divide(ctx, from, oldest, nil, nil)
 		return err == nil, err
 	}
+	if from.After(now) && !d.v.ledger.Shared() { // the clock was set back: else nothing would be divided until it is there again
+		_, _, err := d.v.ledger.Divide(ctx, from, now.Truncate(d.every), nil, nil)
+		return false, err
+	}
 	to := from.Truncate(d.every).Add(d.every)
 	others := d.v.ledger.Shared() && from.Before(d.since) // may have watched then
 	switch late := now.Sub(to); {
