@@ -19,6 +19,7 @@ import (
 
 	"github.com/kinference/kinference/cmd/stack"
 	"github.com/kinference/kinference/internal/rpc"
+	"github.com/kinference/kinference/internal/testenv"
 	accountingv1 "github.com/kinference/kinference/proto/gen/kinference/accounting/v1"
 	"github.com/kinference/kinference/proto/gen/kinference/accounting/v1/accountingv1connect"
 )
@@ -280,7 +281,7 @@ func startPrometheus(t *testing.T, dir, admin string, rules []string) string {
 	if err := os.WriteFile(file, []byte(config.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	addr := freeAddr(t)
+	addr := testenv.FreeAddr(t)
 	run(t, "prometheus", "--config.file", file, "--storage.tsdb.path", filepath.Join(dir, "tsdb"), "--web.listen-address", addr, "--log.level", "warn")
 	return "http://" + addr
 }

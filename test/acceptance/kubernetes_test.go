@@ -35,7 +35,7 @@ func startAPI(t *testing.T) *kubeCluster {
 		}
 		c.kubectl(string(data), "apply", "--server-side", "-f", "-")
 	}
-	c.kubectl("", "wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+	c.kubectl("", "wait", "--for=condition=Established", "--timeout=3m", "crd", "--all")
 	c.kubectl("", "create", "namespace", "kinference")
 	c.kubectl("", "create", "namespace", "test")
 	return c
@@ -62,21 +62,6 @@ func startKube(t *testing.T, scale float64) *kubeCluster {
 		}
 	})
 	return c
-}
-
-// eventually waits longer than that of an env: a whole cluster runs beside it.
-func (c *kubeCluster) eventually(what string, cond func() bool) {
-	c.t.Helper()
-	const patience = 3 * time.Minute
-	deadline, tick := time.After(patience), time.NewTicker(20*time.Millisecond)
-	defer tick.Stop()
-	for !cond() {
-		select {
-		case <-deadline:
-			c.t.Fatalf("%s: not within %v", what, patience)
-		case <-tick.C:
-		}
-	}
 }
 
 func (c *kubeCluster) kubectl(stdin string, args ...string) string {

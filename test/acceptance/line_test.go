@@ -19,6 +19,7 @@ import (
 	"github.com/kinference/kinference/cmd/stack"
 	"github.com/kinference/kinference/internal/fleetsim"
 	"github.com/kinference/kinference/internal/rpc"
+	"github.com/kinference/kinference/internal/testenv"
 	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
@@ -372,9 +373,9 @@ func TestSaturationDoesNotCollapse(t *testing.T) {
 func TestRoutersTellEachOther(t *testing.T) {
 	bin := build(t, "services/router/cmd/router")
 	e := start(t, settings{workers: 2})
-	free := freeAddrs(t, 2)
+	addr := testenv.FreeAddr(t)
 	second := &replica{log: &syncBuffer{}}
-	second.Cmd = exec.Command(filepath.Join(bin, "router"), "--config", e.dir, "--listen", free[0], "--admin-listen", free[1], "--admin-api-listen", "",
+	second.Cmd = exec.Command(filepath.Join(bin, "router"), "--config", e.dir, "--listen", addr, "--admin-listen", testenv.FreeAddr(t), "--admin-api-listen", "",
 		"--kvtracker-url", e.stack.KVTrackerURL(), "--nats-url", e.stack.NATSURL(), "--time-scale", "50")
 	second.Stderr = second.log
 	if err := second.Start(); err != nil {
@@ -390,7 +391,7 @@ func TestRoutersTellEachOther(t *testing.T) {
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
-	other := rpc.Client(ctx, "http://"+free[0], routerv1connect.NewRouterServiceClient)
+	other := rpc.Client(ctx, "http://"+addr, routerv1connect.NewRouterServiceClient)
 	e.eventually("the routers know of each other", func() bool { return len(e.status().GetPeers()) == 1 })
 	seen := func() (n uint32) { // by a decision of the first router
 		resp, err := e.admin.Evaluate(t.Context(), &adminv1.EvaluateRequest{Model: modelName, PromptTokens: 100})
@@ -407,7 +408,12 @@ func TestRoutersTellEachOther(t *testing.T) {
 		_, err := other.Route(t.Context(), e.long("theirs", "", ""))
 		return err == nil
 	})
-	e.eventually("its booking counts here", func() bool { return seen() > 0 })
+	n := 0
+	e.eventually("its booking counts here", func() bool { // it tells nothing until it has heard of the first one
+		n++
+		_, err := other.Route(t.Context(), e.long(fmt.Sprint("theirs-", n), "", ""))
+		return err == nil && seen() > 0
+	})
 	if n := e.inFlight(); n != 0 {
 		t.Errorf("%d in flight here are shown as own", n)
 	}

@@ -236,9 +236,8 @@ func TestPodsComeAndGo(t *testing.T) {
 	c := startKube(t, scale)
 	c.api.Nodes(t)
 	ports := map[string]int{}
-	for i, addr := range freeAddrs(t, 3) {
-		_, port, _ := strings.Cut(addr, ":")
-		ports[[]string{"http", "events", "replay"}[i]], _ = strconv.Atoi(port)
+	for _, of := range []string{"http", "events", "replay"} {
+		ports[of] = testenv.FreePort(t)
 	}
 	m := &machine{kubeCluster: c, engines: map[string]*running{}, orphans: map[string]bool{}, config: fleetsim.Config{
 		Profile: engine.L40SPlain16, TimeScale: scale, Seed: 1, Model: modelName, Listen: strconv.Itoa(ports["http"]),

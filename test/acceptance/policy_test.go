@@ -418,11 +418,14 @@ func TestQueue(t *testing.T) {
 		_, err := router.Route(ctx, &routerv1.RouteRequest{RequestId: "waits", Model: modelName})
 		done <- err
 	}()
-	select {
-	case err := <-done:
-		t.Fatalf("does not wait: %v", err)
-	default:
-	}
+	e.eventually("it waits", func() bool {
+		select {
+		case err := <-done:
+			t.Fatalf("does not wait: %v", err)
+		default:
+		}
+		return e.status().GetQueued() == 1
+	})
 	cancel()
 	if err := <-done; connect.CodeOf(err) != connect.CodeCanceled {
 		t.Errorf("the caller left: %v", err)
@@ -454,6 +457,11 @@ func TestReloadDropsNoRequest(t *testing.T) {
 			e.eventually("the fault is found", func() bool { return strings.Count(e.log.String(), `"msg":"resources not loaded"`) == i/10+1 })
 		}
 		e.policy("changes", rules)
+		e.eventually("streams end under it", func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return len(answers) > i
+		})
 	}
 	cancel()
 	wg.Wait()
@@ -461,9 +469,6 @@ func TestReloadDropsNoRequest(t *testing.T) {
 		if !a.whole() || len(a.events) < 50 {
 			t.Errorf("status %d, %d events, %v: %.200s", a.status, len(a.events), a.err, a.body)
 		}
-	}
-	if len(answers) < reloads {
-		t.Errorf("only %d streams during %d reloads", len(answers), reloads)
 	}
 	t.Logf("%d streams, %d reloads and %d bad files", len(answers), reloads, reloads/10)
 }

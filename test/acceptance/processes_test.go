@@ -30,10 +30,7 @@ func TestServicesAsProcesses(t *testing.T) {
 	t.Cleanup(e.client.CloseIdleConnections)
 	e.write("fleet.yaml", e.workerSet(""))
 
-	// All at once: a port that a process picks for itself could be the one that
-	// another is about to open.
-	free := freeAddrs(t, 14)
-	next := func() (addr string) { addr, free = free[0], free[1:]; return addr }
+	next := func() string { return testenv.FreeAddr(t) }
 	ingress, router, tracker, admin := next(), next(), next(), next()
 	start := func(name string, args ...string) {
 		run(t, filepath.Join(bin, name), append(args, "--drain-timeout", "2s", "--admin-listen", next())...)

@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kinference/kinference/internal/testenv"
 )
 
 // replica is a router in a process of its own.
@@ -21,9 +23,8 @@ type replica struct {
 
 func (c *kubeCluster) replica(bin, name string) *replica {
 	c.t.Helper()
-	free := freeAddrs(c.t, 2)
 	r := &replica{log: &syncBuffer{}, Cmd: exec.Command(filepath.Join(bin, "router"), "--kubernetes", "--kubeconfig", c.api.Kubeconfig,
-		"--identity", name, "--listen", free[0], "--admin-listen", free[1], "--admin-api-listen", "")}
+		"--identity", name, "--listen", testenv.FreeAddr(c.t), "--admin-listen", testenv.FreeAddr(c.t), "--admin-api-listen", "")}
 	r.Stderr = r.log
 	if err := r.Start(); err != nil {
 		c.t.Fatal(err)
@@ -143,10 +144,10 @@ func TestReplicasSeeTheSameCaches(t *testing.T) {
 			t.Fatal(a.status, a.body)
 		}
 	}
-	free := freeAddrs(t, 4)
-	run(t, filepath.Join(bin, "router"), "--config", e.dir, "--listen", free[0], "--admin-listen", free[1], "--admin-api-listen", "",
+	router, ingress := testenv.FreeAddr(t), testenv.FreeAddr(t)
+	run(t, filepath.Join(bin, "router"), "--config", e.dir, "--listen", router, "--admin-listen", testenv.FreeAddr(t), "--admin-api-listen", "",
 		"--kvtracker-url", e.stack.KVTrackerURL(), "--time-scale", "50", "--drain-timeout", "2s")
-	run(t, filepath.Join(bin, "ingress"), "--listen", free[2], "--admin-listen", free[3], "--router-url", "http://"+free[0], "--drain-timeout", "2s")
+	run(t, filepath.Join(bin, "ingress"), "--listen", ingress, "--admin-listen", testenv.FreeAddr(t), "--router-url", "http://"+router, "--drain-timeout", "2s")
 	second := func(i int) (out struct {
 		Usage struct {
 			Prompt  int `json:"prompt_tokens"`
@@ -155,7 +156,7 @@ func TestReplicasSeeTheSameCaches(t *testing.T) {
 			} `json:"prompt_tokens_details"`
 		}
 	}, ok bool) {
-		resp, err := e.client.Post("http://"+free[2]+"/v1/chat/completions", "application/json", strings.NewReader(req{text: words(100*i, 800), max: 1}.body()))
+		resp, err := e.client.Post("http://"+ingress+"/v1/chat/completions", "application/json", strings.NewReader(req{text: words(100*i, 800), max: 1}.body()))
 		if err != nil {
 			return out, false
 		}

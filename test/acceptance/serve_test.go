@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -15,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kinference/kinference/internal/testenv"
 )
 
 // process is a started binary that ends with the test.
@@ -37,10 +38,10 @@ func run(t *testing.T, bin string, args ...string) *process {
 	}
 	t.Cleanup(func() {
 		_ = p.cmd.Process.Signal(syscall.SIGTERM)
-		kill := time.AfterFunc(20*time.Second, func() { _ = p.cmd.Process.Kill() })
+		kill := time.AfterFunc(time.Minute, func() { _ = p.cmd.Process.Kill() })
 		err := p.cmd.Wait()
 		if !kill.Stop() {
-			t.Errorf("%s did not end within 20 s of SIGTERM", filepath.Base(bin))
+			t.Errorf("%s did not end within a minute of SIGTERM", filepath.Base(bin))
 		} else if err != nil {
 			t.Errorf("%s ended with %v", filepath.Base(bin), err)
 		}
@@ -49,27 +50,6 @@ func run(t *testing.T, bin string, args ...string) *process {
 		}
 	})
 	return p
-}
-
-// freeAddr is a loopback address that was free a moment ago.
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	return freeAddrs(t, 1)[0]
-}
-
-// freeAddrs are n of them, no two the same.
-func freeAddrs(t *testing.T, n int) []string {
-	t.Helper()
-	out := make([]string, n)
-	for i := range out {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		out[i] = l.Addr().String()
-	}
-	return out
 }
 
 // build builds the binaries of packages into a folder of the test.
@@ -109,7 +89,7 @@ func TestServeInFrontOfExistingWorkers(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	addr, admin := freeAddr(t), freeAddr(t)
+	addr, admin := testenv.FreeAddr(t), testenv.FreeAddr(t)
 	serve := run(t, filepath.Join(bin, "kinference"), "serve", "--config", conf, "--listen", addr, "--admin-listen", admin, "--router-listen", "127.0.0.1:0", "--admin-api-listen", "127.0.0.1:0", "--accounting-listen", "127.0.0.1:0")
 	var forKinfctl []string // what serve says to export
 	for lines := bufio.NewScanner(serve.stdout); forKinfctl == nil && lines.Scan(); {

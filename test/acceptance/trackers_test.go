@@ -28,10 +28,10 @@ func TestTrackerReplicas(t *testing.T) {
 	t.Cleanup(e.client.CloseIdleConnections)
 	e.write("fleet.yaml", e.workerSet(""))
 
-	addrs := freeAddrs(t, 8)
-	ingress, router, metrics, trackers := addrs[0], addrs[1], addrs[2], addrs[3:5]
-	run(t, filepath.Join(bin, "ingress"), "--listen", ingress, "--router-url", "http://"+router, "--admin-listen", addrs[5], "--drain-timeout", "2s")
-	run(t, filepath.Join(bin, "kvtracker"), "--mode", "relay", "--nats-url", nats, "--router-url", "http://"+router, "--admin-listen", addrs[6], "--drain-timeout", "2s")
+	next := func() string { return testenv.FreeAddr(t) }
+	ingress, router, metrics, trackers := next(), next(), next(), []string{next(), next()}
+	run(t, filepath.Join(bin, "ingress"), "--listen", ingress, "--router-url", "http://"+router, "--admin-listen", next(), "--drain-timeout", "2s")
+	run(t, filepath.Join(bin, "kvtracker"), "--mode", "relay", "--nats-url", nats, "--router-url", "http://"+router, "--admin-listen", next(), "--drain-timeout", "2s")
 	start := func(i int) (kill func()) {
 		log := &syncBuffer{}
 		cmd := exec.Command(filepath.Join(bin, "kvtracker"), "--nats-url", nats, "--listen", trackers[i], "--shard", fmt.Sprint(i), "--admin-listen", "127.0.0.1:0")

@@ -23,6 +23,7 @@ import (
 	"github.com/kinference/kinference/internal/fleetsim"
 	"github.com/kinference/kinference/internal/fleetsim/engine"
 	"github.com/kinference/kinference/internal/rpc"
+	"github.com/kinference/kinference/internal/testenv"
 	accountingv1 "github.com/kinference/kinference/proto/gen/kinference/accounting/v1"
 	"github.com/kinference/kinference/proto/gen/kinference/accounting/v1/accountingv1connect"
 	usagev1 "github.com/kinference/kinference/proto/gen/kinference/usage/v1"
@@ -141,20 +142,20 @@ func TestUsageIsCountedExactlyOnce(t *testing.T) {
 	}
 	e.write("fleet.yaml", e.workerSet("")+usageResources())
 
-	free := freeAddrs(t, 9)
-	nats, router, accounting := free[0], free[1], free[2]
-	front := []string{free[3], free[4]}
+	next := func() string { return testenv.FreeAddr(t) }
+	nats, router, accounting := next(), next(), next()
+	front := []string{next(), next()}
 	data := t.TempDir()
-	admin := func(i int) []string { return []string{"--admin-listen", free[5+i], "--drain-timeout", "5s"} }
+	admin := func() []string { return []string{"--admin-listen", next(), "--drain-timeout", "5s"} }
 	host, port, _ := strings.Cut(nats, ":")
 	natsProcess := mortalProcess(t, "nats", server, "-a", host, "-p", port, "-js", "-sd", filepath.Join(data, "nats"))
-	mortalProcess(t, "router", filepath.Join(bin, "router"), append(admin(0), "--config", e.dir, "--listen", router, "--kvtracker-url", "http://127.0.0.1:1",
+	mortalProcess(t, "router", filepath.Join(bin, "router"), append(admin(), "--config", e.dir, "--listen", router, "--kvtracker-url", "http://127.0.0.1:1",
 		"--admin-api-listen", "127.0.0.1:0", "--time-scale", "20")...)
-	book := mortalProcess(t, "accounting", filepath.Join(bin, "accounting"), append(admin(1), "--listen", accounting, "--nats-url", "nats://"+nats,
+	book := mortalProcess(t, "accounting", filepath.Join(bin, "accounting"), append(admin(), "--listen", accounting, "--nats-url", "nats://"+nats,
 		"--ledger", filepath.Join(data, "ledger.db"))...)
 	var ingress []*mortal
 	for i, addr := range front {
-		ingress = append(ingress, mortalProcess(t, "ingress "+strconv.Itoa(i), filepath.Join(bin, "ingress"), append(admin(2+i), "--listen", addr, "--router-url", "http://"+router,
+		ingress = append(ingress, mortalProcess(t, "ingress "+strconv.Itoa(i), filepath.Join(bin, "ingress"), append(admin(), "--listen", addr, "--router-url", "http://"+router,
 			"--nats-url", "nats://"+nats, "--usage-dir", filepath.Join(data, "spool"+strconv.Itoa(i)))...))
 	}
 	for _, addr := range front {
