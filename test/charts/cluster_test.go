@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v3"
@@ -44,7 +45,7 @@ apiVersion: v1
 kind: Namespace
 metadata: { name: tenants }
 `, "create", "-f", "-")
-	c.must(t, "", "wait", "--for=condition=Established", "--timeout=1m", "crd/podmonitors.monitoring.coreos.com", "crd/certificates.cert-manager.io", "crd/issuers.cert-manager.io", "crd/scaledobjects.keda.sh", "crd/inferencepools.kinference.buoyant.io")
+	c.must(t, "", "wait", "--for=condition=Established", "--timeout=5m", "crd/podmonitors.monitoring.coreos.com", "crd/certificates.cert-manager.io", "crd/issuers.cert-manager.io", "crd/scaledobjects.keda.sh", "crd/inferencepools.kinference.buoyant.io")
 	return c
 }
 
@@ -229,10 +230,22 @@ func (c *cluster) testRights(t *testing.T) {
 	nobody := c.rights(t, "nobody", namespace)
 	cluster, keys, tokens, own := tested(t)
 	everywhere := union(cluster, tokens)
+	// The API goes by a change of rights a moment after it has taken it.
 	check := func(account, in string, want rules) {
 		t.Helper()
-		if diff := cmp.Diff(want, c.rights(t, account, in).without(nobody)); diff != "" {
-			t.Errorf("rights of %s in %s (-want +got):\n%s", account, in, diff)
+		deadline, tick := time.After(2*time.Minute), time.NewTicker(100*time.Millisecond)
+		defer tick.Stop()
+		for {
+			diff := cmp.Diff(want, c.rights(t, account, in).without(nobody))
+			if diff == "" {
+				return
+			}
+			select {
+			case <-tick.C:
+			case <-deadline:
+				t.Errorf("rights of %s in %s (-want +got):\n%s", account, in, diff)
+				return
+			}
 		}
 	}
 	c.install(t)

@@ -28,7 +28,7 @@ func (c *cluster) testReady(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(variants)) {
 		t.Run(name, func(t *testing.T) {
 			begun := time.Now()
-			c.install(t, append(slices.Clone(variants[name]), "--wait", "--timeout", "3m")...)
+			c.install(t, append(slices.Clone(variants[name]), "--wait", "--timeout", "5m")...)
 			took := time.Since(begun)
 			ready := strings.Fields(c.must(t, "", "get", "pods", "-n", namespace, "-o", `jsonpath={range .items[?(@.status.conditions[1].status=="True")]}{.metadata.name}{"\n"}{end}`))
 			if len(ready) < len(services) {
@@ -38,7 +38,7 @@ func (c *cluster) testReady(t *testing.T) {
 			c.uninstall(t)
 			// Nobody collects what belonged to it.
 			c.must(t, "", "delete", "replicasets,pods,persistentvolumeclaims", "--all", "-n", namespace, "--force", "--grace-period=0", "--wait=false")
-			c.must(t, "", "wait", "--for=delete", "pods,persistentvolumeclaims", "--all", "-n", namespace, "--timeout=1m")
+			c.must(t, "", "wait", "--for=delete", "pods,persistentvolumeclaims", "--all", "-n", namespace, "--timeout=5m")
 		})
 	}
 }

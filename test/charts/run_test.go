@@ -3,8 +3,6 @@ package charts
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -46,7 +44,7 @@ func (c *cluster) runVariant(t *testing.T, variant string) {
 		t.Fatal(err)
 	}
 	found := workloads(t, c.render(t, variants[variant]...))
-	nats, router, api, data := testenv.NATS(t), address(t), address(t), t.TempDir()
+	nats, router, api, data := testenv.NATS(t), testenv.FreeAddr(t), testenv.FreeAddr(t), t.TempDir()
 	url, secret := "http://"+router, filepath.Join(data, "tls")
 	if variant == "tls" {
 		url = "https://" + router
@@ -65,7 +63,7 @@ func (c *cluster) runVariant(t *testing.T, variant string) {
 		program := strings.Split(filepath.Base(container.Image), ":")[0]
 		args := append(container.Args, here[service]...)
 		if service != "router" && service != "relay" {
-			args = append(args, "--listen="+address(t))
+			args = append(args, "--listen="+testenv.FreeAddr(t))
 		}
 		for _, env := range container.Env {
 			if strings.HasSuffix(env.Name, "_NATS_URL") {
@@ -78,7 +76,7 @@ func (c *cluster) runVariant(t *testing.T, variant string) {
 		c.ready(t, service, filepath.Join(bin, program), args)
 	}
 	// What the router found out is in the status, written with its own rights.
-	c.must(t, "", "wait", "--for=jsonpath={.status.conditions[0].type}", "--timeout=30s", "-n", "tenants", "inferenceworkerset/chat")
+	c.must(t, "", "wait", "--for=jsonpath={.status.conditions[0].type}", "--timeout=3m", "-n", "tenants", "inferenceworkerset/chat")
 	c.asked(t, api, url, authority.PEM)
 	if out := c.must(t, "", "get", "leases", "-n", namespace, "-o", "name"); !strings.Contains(out, "kinference-router") {
 		t.Errorf("the router leads by no Lease:\n%s", out)
@@ -93,7 +91,7 @@ func (c *cluster) asked(t *testing.T, api, rpc string, ca []byte) {
 	roots.AppendCertsFromPEM(ca)
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}
 	defer transport.CloseIdleConnections()
-	client := &http.Client{Transport: transport, Timeout: 10 * time.Second}
+	client := &http.Client{Transport: transport, Timeout: time.Minute}
 	scheme, _, _ := strings.Cut(rpc, "://")
 	post := func(url, token string) (int, error) {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader("{}"))
@@ -123,7 +121,7 @@ func (c *cluster) asked(t *testing.T, api, rpc string, ca []byte) {
 // ready starts a program that ends with the test and waits until it is ready.
 func (c *cluster) ready(t *testing.T, name, program string, args []string) {
 	t.Helper()
-	at := address(t)
+	at := testenv.FreeAddr(t)
 	path := filepath.Join(t.TempDir(), name+".log")
 	log, err := os.Create(path)
 	if err != nil {
@@ -144,8 +142,8 @@ func (c *cluster) ready(t *testing.T, name, program string, args []string) {
 			t.Errorf("%s: %v", name, err)
 		}
 	})
-	client := &http.Client{Timeout: time.Second}
-	deadline, tick := time.After(time.Minute), time.NewTicker(50*time.Millisecond)
+	client := &http.Client{Timeout: 5 * time.Second}
+	deadline, tick := time.After(3*time.Minute), time.NewTicker(50*time.Millisecond)
 	defer tick.Stop()
 	for answer := ""; ; {
 		if r, err := client.Get("http://" + at + "/readyz"); err == nil {
@@ -167,15 +165,4 @@ func (c *cluster) ready(t *testing.T, name, program string, args []string) {
 			t.Fatalf("%s is not ready: %s\n%s", name, answer, out)
 		}
 	}
-}
-
-// address is one with a free port.
-func address(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return fmt.Sprint(l.Addr())
 }
