@@ -38,7 +38,7 @@ func TestGossip(t *testing.T) {
 	}
 	t.Cleanup(sub.Close)
 	next := func() (*routerv1.Gossip, error) {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		return sub.Next(ctx)
 	}

@@ -25,7 +25,7 @@ type subscriber struct {
 // subscribe returns when the worker knows of the subscription.
 func subscribe(t testing.TB, w *fleetsim.Worker, rank int, topic string) *subscriber {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	sock := zmq4.NewSub(ctx)
 	t.Cleanup(func() { sock.Close(); cancel() })
 	before := w.EventStats(rank).Subscriptions
@@ -59,7 +59,7 @@ func (s *subscriber) next() (seq uint64, b vllm.Batch) {
 // replay asks for all batches from start on, as a DEALER.
 func replay(t testing.TB, w *fleetsim.Worker, rank int, start uint64) (seqs []uint64, frames []int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	sock := zmq4.NewDealer(ctx)
 	defer sock.Close()

@@ -40,7 +40,7 @@ func TestUsed(t *testing.T) {
 		select {
 		case u := <-told:
 			return u
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatal("nothing was told")
 		}
 		return fleetsim.Used{}

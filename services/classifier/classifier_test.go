@@ -260,7 +260,7 @@ func TestCustomTagsAreReloaded(t *testing.T) {
 		t.Helper()
 		tick := time.NewTicker(20 * time.Millisecond)
 		defer tick.Stop()
-		give := time.After(20 * time.Second)
+		give := time.After(time.Minute)
 		for {
 			req := user(text)
 			req.Options = &classifierv1.Options{Namespace: "team"}

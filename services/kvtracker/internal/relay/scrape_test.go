@@ -120,7 +120,7 @@ func (f *fixture) reports() *inbox {
 
 func (b *inbox) wait(worker string, ok func(*kvtrackerv1.WorkerReport) bool) *kvtrackerv1.WorkerReport {
 	b.t.Helper()
-	timeout := time.After(20 * time.Second)
+	timeout := time.After(time.Minute)
 	for {
 		b.mu.Lock()
 		r, grew := b.last[worker], b.grew
