@@ -1,6 +1,7 @@
 package ingress
 
 import (
+	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -47,6 +48,9 @@ type edge struct {
 	whole  []byte
 	out    []byte
 
+	// header is the handler's once the timer runs, which may send the other one
+	// at any moment; nil before.
+	header   http.Header
 	every    time.Duration
 	timer    *time.Timer
 	last     time.Time // of the last flush
@@ -101,7 +105,12 @@ func writeError(w http.ResponseWriter, e *openai.Error) {
 func (e *edge) Unwrap() http.ResponseWriter { return e.w }
 
 // Header implements http.ResponseWriter.
-func (e *edge) Header() http.Header { return e.w.Header() }
+func (e *edge) Header() http.Header {
+	if e.header != nil {
+		return e.header
+	}
+	return e.w.Header()
+}
 
 // WriteHeader implements http.ResponseWriter. A status that was sent stays.
 func (e *edge) WriteHeader(status int) {
@@ -111,12 +120,25 @@ func (e *edge) WriteHeader(status int) {
 }
 
 func (e *edge) open(status int) {
-	if e.opened {
-		return
+	if !e.opened {
+		e.settle()
+		e.send(status)
 	}
+}
+
+func (e *edge) send(status int) {
 	e.opened = true
 	e.name()
 	e.w.WriteHeader(status)
+}
+
+// settle makes the handler's header the answer's.
+func (e *edge) settle() {
+	if e.header != nil {
+		h := e.w.Header()
+		clear(h)
+		maps.Copy(h, e.header)
+	}
 }
 
 // name gives the request's id the header's name that the dialect has.
@@ -237,6 +259,7 @@ func (e *edge) speak(s *speech, stream bool) {
 func (e *edge) keepAlive(every time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.header = e.w.Header().Clone()
 	e.every, e.last = every, time.Now()
 	e.timer = time.AfterFunc(every, e.tick)
 }
@@ -261,8 +284,10 @@ func (e *edge) tick() {
 	} else {
 		e.out = append(e.out, ": waiting\n\n"...)
 	}
-	streamHeader(e.w.Header())
-	e.open(http.StatusOK)
+	if !e.opened {
+		streamHeader(e.w.Header())
+		e.send(http.StatusOK)
+	}
 	_ = e.ctl.SetWriteDeadline(time.Now().Add(e.limit)) // writers without deadlines are those of tests
 	if _, err := e.w.Write(e.out); err == nil {
 		_ = e.flush() // a client that is gone ends the request
@@ -303,6 +328,7 @@ func (e *edge) fail(fault *openai.Error) {
 
 // refuse answers with an error and nothing else.
 func (e *edge) refuse(fault *openai.Error) {
+	e.settle()
 	e.opened = true
 	e.name()
 	if e.anthropic {
