@@ -1,10 +1,12 @@
 package ingress_test
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 	"github.com/kinference/kinference/services/ingress"
@@ -49,6 +51,37 @@ func TestCountsAreRequests(t *testing.T) {
 	for _, want := range []string{`kinference_tenant_requests_total{`, `outcome="refused"`, `outcome="ok"`} {
 		if !strings.Contains(page, want) {
 			t.Errorf("no %s", want)
+		}
+	}
+}
+
+// Who does not read the ids that were asked for does not hold the memory of its
+// body for long.
+func TestTokensAreRead(t *testing.T) {
+	body := `{"model":"chat","prompt":[1234567` + strings.Repeat(",1234567", 1_700_000) + `]}`
+	e := start(t, func(c *ingress.Config, _ *routerv1.Catalog) {
+		c.WriteTimeout, c.MaxBody, c.MaxBodies = 200*time.Millisecond, int64(len(body))+10, int64(len(body))+10
+	}).ready()
+	c := e.raw("")
+	if err := c.SetReadBuffer(4 << 10); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Fprintf(c, "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(c, make([]byte, len("HTTP/1.1 200"))); err != nil {
+		t.Fatal(err)
+	}
+	deadline := time.After(patience)
+	for tick := time.NewTicker(5 * time.Millisecond); ; {
+		resp, text := e.post("/tokenize", `{"model":"chat","prompt":[1]}`)
+		if resp.StatusCode == http.StatusOK {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("the body is still in memory: %d %s", resp.StatusCode, text)
 		}
 	}
 }

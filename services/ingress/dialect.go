@@ -161,6 +161,9 @@ func (e *edge) Write(p []byte) (int, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.dirty = true
+	if !e.opened && e.deadline.IsZero() { // no answer of a backend
+		e.hurry()
+	}
 	switch {
 	case e.speech == nil:
 		e.open(http.StatusOK)
@@ -171,6 +174,11 @@ func (e *edge) Write(p []byte) (int, error) {
 	}
 	e.open(http.StatusOK)
 	return len(p), e.translate(p)
+}
+
+// hurry bounds the time for the client to take what is written next.
+func (e *edge) hurry() {
+	_ = e.ctl.SetWriteDeadline(time.Now().Add(e.limit)) // writers without deadlines are those of tests
 }
 
 // feed is an io.Reader of what is at hand. Without any it has nothing yet.
@@ -288,7 +296,7 @@ func (e *edge) tick() {
 		streamHeader(e.w.Header())
 		e.send(http.StatusOK)
 	}
-	_ = e.ctl.SetWriteDeadline(time.Now().Add(e.limit)) // writers without deadlines are those of tests
+	e.hurry()
 	if _, err := e.w.Write(e.out); err == nil {
 		_ = e.flush() // a client that is gone ends the request
 	}
@@ -320,7 +328,7 @@ func (e *edge) fail(fault *openai.Error) {
 	case e.every > 0:
 		e.out = fault.AppendEvent(e.out)
 	}
-	_ = e.ctl.SetWriteDeadline(time.Now().Add(e.limit))
+	e.hurry()
 	if _, err := e.w.Write(e.out); err == nil {
 		_ = e.flush()
 	}
@@ -329,6 +337,7 @@ func (e *edge) fail(fault *openai.Error) {
 // refuse answers with an error and nothing else.
 func (e *edge) refuse(fault *openai.Error) {
 	e.settle()
+	e.hurry()
 	e.opened = true
 	e.name()
 	if e.anthropic {

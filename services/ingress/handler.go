@@ -18,7 +18,11 @@ import (
 func (v *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// It holds for what the server reads after a refusal, too, so it is lifted
 	// only when a whole body is here. Writers without deadlines are those of tests.
-	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(v.BodyTimeout))
+	ctl := http.NewResponseController(w)
+	_ = ctl.SetReadDeadline(time.Now().Add(v.BodyTimeout))
+	if r.ProtoMajor < 2 { // the answer before on this connection may have left one
+		_ = ctl.SetWriteDeadline(time.Time{})
+	}
 	client := v.newEdge(w, r)
 	defer client.close()
 	w = client
