@@ -29,7 +29,8 @@ const (
 )
 
 // breaker keeps requests from a model of a provider that does not answer. While
-// it is open none goes there; after that one at a time, until one is answered.
+// it is open none goes there; after that one at a time waits for its answer to
+// begin, until one was answered whole.
 type breaker struct {
 	mu      sync.Mutex
 	row     int // failures in a row
@@ -69,6 +70,14 @@ func (b *breaker) opened() bool {
 	return b.wait > 0
 }
 
+// begun notes that the answer to the probe has begun, so that the next request may
+// try: a stream can take half an hour to its end.
+func (b *breaker) begun() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.probing = false
+}
+
 // done takes in how a request went that was allowed. It reports whether the
 // breaker opened or closed by it. after is how long the provider wants to be
 // left alone.
@@ -78,17 +87,18 @@ func (b *breaker) done(now time.Time, v verdict, probe bool, after time.Duration
 	if probe {
 		b.probing = false
 	}
+	decides := probe && b.wait > 0 && !now.Before(b.until) // no other probe was faster
 	switch v {
 	case good:
 		b.row = 0
-		if probe {
+		if decides {
 			b.wait = 0
 			return false, true
 		}
 	case limited:
 		return b.open(now, max(after, pause)), false
 	case bad:
-		if b.row++; probe || b.wait == 0 && b.row >= failures {
+		if b.row++; decides || b.wait == 0 && b.row >= failures {
 			return b.open(now, min(max(2*b.wait, pause), maxPause)), false
 		}
 	}

@@ -51,6 +51,36 @@ func TestBreaker(t *testing.T) {
 			t.Fatal("failures of before count")
 		}
 	}
+	if _, opened, _ := send(bad); !opened {
+		t.Fatal("five in a row do not open it again")
+	}
+	// Once the probe's answer has begun the next one may go, whose failure counts once.
+	now = now.Add(pause)
+	_, first, _ := b.allow(now)
+	b.begun()
+	_, second, _ := b.allow(now)
+	if again, _, _ := b.allow(now); !first || !second || again {
+		t.Fatalf("probes %v %v, a third one %v", first, second, again)
+	}
+	b.done(now, bad, true, 0)
+	b.done(now, bad, true, 0)
+	if _, closed := b.done(now, good, true, 0); closed {
+		t.Fatal("closed by a request of before it opened again")
+	}
+	if ok, _, wait := b.allow(now); ok || wait != 2*pause {
+		t.Fatalf("%v %v", ok, wait)
+	}
+	now = now.Add(2 * pause)
+	_, first, _ = b.allow(now)
+	b.begun()
+	_, second, _ = b.allow(now)
+	if _, closed := b.done(now, good, first, 0); !closed {
+		t.Fatal("an answer does not close it")
+	}
+	if opened, closed := b.done(now, bad, second, 0); opened || closed {
+		t.Fatal("one failure opens it again")
+	}
+	b.done(now, good, false, 0)
 	ok, probe, _ := b.allow(now)
 	if opened, _ := b.done(now, limited, probe, 30*time.Second); !ok || !opened {
 		t.Fatal("a limit does not open it")

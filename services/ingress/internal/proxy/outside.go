@@ -171,6 +171,9 @@ func (a *attempt) leave(w http.ResponseWriter) {
 		a.skip(errOpen, max(wait, time.Second))
 		return
 	}
+	if probe {
+		a.begun = b.begun
+	}
 	v, after := none, time.Duration(0)
 	defer func() {
 		opened, closed := b.done(time.Now(), v, probe, after)

@@ -202,6 +202,7 @@ type attempt struct {
 	event  []byte         // memory of an edited event
 	r      Result
 
+	begun    func()        // to be told of the first content, if not nil
 	repeated bool          // the transport sent the request again
 	refusal  int           // status of a refusal; 0: none
 	after    time.Duration // for which who refused wants to be left alone

@@ -224,6 +224,9 @@ func (s *stream) pass(raw []byte, content bool) {
 	}
 	s.out.write(raw)
 	if first {
+		if s.begun != nil {
+			s.begun()
+		}
 		if s.out.flush() == nil {
 			s.r.FirstWritten = time.Now()
 		}

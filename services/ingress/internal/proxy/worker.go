@@ -27,7 +27,8 @@ type Worker struct{ ID, Group string }
 
 // workers is what is known of the health of workers. Those that fail several
 // times in a row are ejected: asked last, but for one request at a time after a
-// pause that grows with each failure. It is safe for concurrent use.
+// pause that grows with each failure, the next when its answer has begun. It is safe
+// for concurrent use.
 type workers struct {
 	say func(worker, group string, ejected bool)
 
@@ -121,6 +122,9 @@ func (a *attempt) work(w http.ResponseWriter) {
 		return
 	}
 	_, probe, _ := h.breaker.allow(now) // one that is ejected is asked if the caller has no other
+	if probe {
+		a.begun = h.breaker.begun
+	}
 	v := none
 	defer func() { a.p.workers.done(time.Now(), h, v, probe) }()
 	a.send(w, a.p.transport)

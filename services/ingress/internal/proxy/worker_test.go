@@ -2,6 +2,9 @@ package proxy
 
 import (
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"testing"
 	"time"
 )
@@ -86,5 +89,39 @@ func TestWorkersAreBounded(t *testing.T) {
 	now = now.Add(2 * forgetAfter)
 	if w.named(now, Worker{"more", "g"}) == nil || len(w.all) != 1 {
 		t.Errorf("%d are known, want those that are still named", len(w.all))
+	}
+}
+
+// An ejected worker gets its next request when the one that tries it has content,
+// however long that stream goes on.
+func TestLongProbe(t *testing.T) {
+	more := make(chan struct{})
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, `data: {"choices":[{"index":0,"delta":{"content":"a"}}]}`+"\n\n")
+		_ = http.NewResponseController(w).Flush()
+		<-more
+		_, _ = io.WriteString(w, "data: [DONE]\n\n")
+	}))
+	defer s.Close()
+	p := New(Settings{Connect: time.Minute, FirstByte: time.Minute, Idle: time.Minute, Write: time.Minute, KeepAlive: time.Minute, PerHost: 1, MaxEvent: 1 << 10})
+	defer p.Close()
+	who := Worker{"w", "g"}
+	h := p.workers.named(time.Now(), who)
+	h.breaker.open(time.Now().Add(-2*pause), pause)
+	begun, done := make(chan struct{}), make(chan Result)
+	call := &Call{URL: s.URL, Header: http.Header{}, Worker: who, Stream: true, Model: []byte(`"m"`), OnFirst: func(time.Duration) { close(begun) }}
+	go func() { done <- p.Do(t.Context(), httptest.NewRecorder(), call) }()
+	select {
+	case <-begun:
+	case r := <-done:
+		t.Fatalf("%+v", r)
+	}
+	if p.Ejected(who) || !h.breaker.opened() {
+		t.Error("nobody else may go there, or all")
+	}
+	close(more)
+	if r := <-done; r.Reason != Served || h.breaker.opened() {
+		t.Errorf("%+v", r)
 	}
 }
