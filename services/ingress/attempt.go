@@ -104,7 +104,14 @@ func (x *exchange) forward() *openai.Error {
 			if slices.Contains(done, endpoint.GetWorker()) {
 				continue // it was asked beside another one
 			}
-			if x.attempts > 0 && !of.budget.Take() {
+			done = append(done, endpoint.GetWorker())
+			if x.barred(endpoint) {
+				last = openai.Overloaded("No model server is ready for this request. Try again later.", time.Second)
+				why = string(x.result.Reason)
+				continue
+			}
+			again := x.attempts > 0
+			if again && !of.budget.Take() {
 				x.metrics.exhausted.Add(x.server.ctx, 1, metric.WithAttributes(attribute.String("model", x.label)))
 				x.givenUp("the retry budget is used up")
 				return last
@@ -112,12 +119,6 @@ func (x *exchange) forward() *openai.Error {
 			if name := endpoint.GetWorker(); name != booked {
 				x.reports.Moved(x.id, name, why)
 				booked = name
-			}
-			done = append(done, endpoint.GetWorker())
-			if x.barred(endpoint) {
-				last = openai.Overloaded("No model server is ready for this request. Try again later.", time.Second)
-				why = string(x.result.Reason)
-				continue
 			}
 			if beside := x.attempt(of, endpoint, endpoints[i+1:], header); beside != "" {
 				done = append(done, beside)
@@ -127,6 +128,9 @@ func (x *exchange) forward() *openai.Error {
 			}
 			last, why = x.result.Err, string(x.result.Reason)
 			if x.result.Unsent {
+				if again {
+					of.budget.Back()
+				}
 				x.unsent(endpoint)
 				continue
 			}

@@ -71,7 +71,9 @@ func (h *hedge) run() {
 		first(sinceSent)
 	}
 	h.sent = true
-	h.result, h.gpu = x.send(h.endpoint, call)
+	if h.result, h.gpu = x.send(h.endpoint, call); h.result.Unsent {
+		h.of.budget.Back()
+	}
 }
 
 // end waits for the second attempt, once the first one is over, and makes the one

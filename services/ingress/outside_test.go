@@ -89,6 +89,28 @@ func TestNoCredentials(t *testing.T) {
 	}
 }
 
+// Tries that were not made, because the endpoint could not be asked, are none of
+// the retry budget.
+func TestPassedOverCostsNoTry(t *testing.T) {
+	e := start(t, nil).ready()
+	busy := newWorker(t, "busy", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Retry-After", "1")
+		w.WriteHeader(http.StatusServiceUnavailable)
+	})
+	good := newWorker(t, "good", answers(textChunk("a"), usageChunk, doneEvent))
+	cloud := func(name string) *routerv1.Endpoint {
+		return &routerv1.Endpoint{Worker: "provider " + name, Provider: name, Target: &routerv1.ProviderTarget{Schema: "OpenAI", Endpoint: "https://127.0.0.1:1"}}
+	}
+	e.router.set(func(*routerv1.RouteRequest) (*routerv1.RouteResponse, error) {
+		return &routerv1.RouteResponse{Endpoints: []*routerv1.Endpoint{busy.endpoint(), cloud("ns/a"), cloud("ns/b"), good.endpoint()}}, nil
+	})
+	for i := range 10 { // ten tries are there, and two more for ten requests
+		if resp, text := e.post(chatPath, chatRequest(true, "")); resp.StatusCode != http.StatusOK {
+			t.Fatalf("request %d: %d %s", i, resp.StatusCode, text)
+		}
+	}
+}
+
 // A client of a Secret becomes a token of the workspace, which is used for as long
 // as it holds, and one of its own after the Secret has changed, without a restart.
 func TestDatabricksClient(t *testing.T) {

@@ -152,3 +152,10 @@ func (b *Budget) Take() bool {
 	b.tokens--
 	return true
 }
+
+// Back takes back a Take whose try was not made.
+func (b *Budget) Back() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.tokens++
+}

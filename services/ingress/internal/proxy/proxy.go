@@ -183,8 +183,13 @@ func (p *Proxy) Do(ctx context.Context, w http.ResponseWriter, c *Call) Result {
 	a := &attempt{p: p, c: c, ctx: ctx, cancel: cancel, r: Result{Usage: openai.NoUsage, Sent: time.Now()}}
 	a.out = writer{w: w, ctl: http.NewResponseController(w), limit: p.set.Write}
 	c.Race.enter(a)
+	defer c.Race.leave(a)
+	if err := ctx.Err(); err != nil { // lost, or the client is gone
+		a.fail(Closed, err)
+		a.unsent()
+		return a.r
+	}
 	a.run(w)
-	c.Race.leave(a)
 	return a.r
 }
 

@@ -125,3 +125,16 @@ func TestLongProbe(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+// An attempt that comes too late is not sent, and can have used nothing.
+func TestLateAttempt(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("asked") }))
+	defer s.Close()
+	p := New(Settings{})
+	defer p.Close()
+	race := &Race{}
+	race.claim(&attempt{})
+	if r := p.Do(t.Context(), httptest.NewRecorder(), &Call{URL: s.URL, Header: http.Header{}, Race: race}); r.Reason != Lost || !r.Unsent || r.Retry || !r.Sent.IsZero() {
+		t.Errorf("%+v", r)
+	}
+}
