@@ -43,6 +43,10 @@ type outlook struct {
 	live      int                 // how many of them: the scheduler's candidates
 	seen      []policy.Endpoint   // the endpoints as policies see them
 	found     *found
+	// candidates are the first live endpoints as the scheduler takes them, with loads
+	// as old as they were when it was looked.
+	candidates []schedule.Candidate
+	looked     time.Time
 }
 
 // wait decides: it returns when the request's turn has come, or policies have
@@ -55,8 +59,8 @@ func (x *routing) wait() (outcome string, err error) {
 	x.dispatch, err = x.line.Wait(x.ctx, &line.Ask{
 		Request: x.request(x.req.RequestId), Bytes: x.bytes(),
 		Look: func() ([]schedule.Candidate, func()) {
-			v, c := x.look()
-			return c, func() { x.adopt(v) }
+			v := x.look()
+			return v.candidates, func() { x.adopt(v) }
 		},
 		Choose: x.choose,
 		Stays:  func() (time.Duration, bool) { return x.verdict.Wait, x.verdict.Action == policy.Queue },
@@ -125,13 +129,14 @@ func (x *routing) bytes() int64 {
 	return n
 }
 
-// decide looks and decides at once, without booking: of requests that nobody has
-// made, and of those for which there is no place in line.
+// decide decides at once, without booking: of requests that nobody has made, and of
+// those for which there is no place in line. Those were looked at a moment ago.
 func (x *routing) decide() {
-	v, c := x.look()
-	x.adopt(v)
+	if x.outlook == nil || x.now().Sub(x.looked) > aged {
+		x.adopt(x.look())
+	}
 	if x.ctx.Err() == nil {
-		x.decision = x.scheduler.DecideBy(x.at, x.request(""), c, x.choose)
+		x.decision = x.scheduler.DecideBy(x.looked, x.request(""), x.candidates, x.choose)
 	}
 }
 
@@ -150,7 +155,7 @@ func (x *routing) asked(m *plan.Model) evaluate.Request {
 
 // look finds out what could serve the request by the newest catalog, and what of its
 // prompt is cached there. It changes nothing.
-func (x *routing) look() (*outlook, []schedule.Candidate) {
+func (x *routing) look() *outlook {
 	v := &outlook{at: x.now()}
 	v.newest, _ = x.catalog.Current()
 	if v.offered = v.newest.Plan.Model(x.req.Pool, x.req.Model); v.offered != nil {
@@ -158,8 +163,10 @@ func (x *routing) look() (*outlook, []schedule.Candidate) {
 	}
 	v.found = x.match(x.ctx, x.prompts, v.endpoints[:v.live])
 	v.at = x.now()
+	v.looked = v.at
 	v.seen = x.policyEndpoints(v.at, v.endpoints)
-	return v, candidates(v.at, v.endpoints[:v.live], x.prompts, v.found)
+	v.candidates = candidates(v.at, v.endpoints[:v.live], x.prompts, v.found)
+	return v
 }
 
 // adopt goes by an outlook from now on. Who waits does not go by the catalog that was

@@ -360,6 +360,7 @@ func (l *Line) enter(a *Ask, f found) (*waiter, error) {
 		l.Left(class(a.Request.QoS), reason, schedule.HoldNone, 0)
 		return nil, &Refusal{Reason: reason, RetryAfter: min(max(after, time.Second), maxRetry), Waiting: len(l.waiters)}
 	}
+	f.use() // also of who is refused: what follows goes by it
 	switch {
 	case l.stopped:
 		return refuse(Stopped, time.Second)
@@ -373,7 +374,6 @@ func (l *Line) enter(a *Ask, f found) (*waiter, error) {
 		l.serial++
 		w.id = fmt.Sprintf("%s #%d", w.id, l.serial)
 	}
-	f.use()
 	r := a.Request
 	r.ID = w.id
 	if err := l.scheduler.Enter(now, r, f.c, a.Choose); err != nil {
