@@ -14,7 +14,7 @@ go run ./cmd/images --out "$out" --version "$version"
 for platform in linux/amd64 linux/arm64 darwin/arm64 windows/amd64; do
   name=kinfctl-${platform/\//-}
   [ "${platform%/*}" = windows ] && name=$name.exe
-  CGO_ENABLED=0 GOOS=${platform%/*} GOARCH=${platform#*/} go build -trimpath -buildvcs=false -ldflags "-s -w -buildid=" -o "$out/$name" ./cmd/kinfctl
+  CGO_ENABLED=0 GOOS=${platform%/*} GOARCH=${platform#*/} go build -trimpath -buildvcs=false -ldflags "-s -w -buildid= -X github.com/kinference/kinference/deploy/charts.Version=$version" -o "$out/$name" ./cmd/kinfctl
 done
 go run ./cmd/images charts --out "$out" --version "$version"
 (cd "$out" && rm -f SHA256SUMS && sha256sum -- * >SHA256SUMS)

@@ -18,17 +18,13 @@ import (
 	"github.com/kinference/kinference/deploy/charts"
 )
 
-// chartVersion is what the charts of the repository, and the images that they run,
-// are until they are released.
-const chartVersion = "0.1.0"
-
 // packageCharts writes the charts that are released as NAME-VERSION.tgz, as `helm
 // package` does, but with the same bytes each time.
 func packageCharts(args []string) error {
 	var s settings
 	f := flag.NewFlagSet("images charts", flag.ContinueOnError)
 	f.StringVar(&s.out, "out", "out/images", "folder for what is written")
-	f.StringVar(&s.version, "version", chartVersion, "version of the charts and of the images that they run")
+	f.StringVar(&s.version, "version", charts.Version, "version of the charts and of the images that they run")
 	f.StringVar(&s.created, "created", os.Getenv("SOURCE_DATE_EPOCH"), "time of the files in seconds since 1970; empty: 0")
 	if err := f.Parse(args); err != nil {
 		return err
@@ -68,12 +64,11 @@ func pack(t *tar.Writer, chart, to, version string, at time.Time) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
-		data, err := charts.Files.ReadFile(file)
+		data, err := charts.Read(file, version)
 		if err != nil {
 			return err
 		}
 		if file == chart+"/Chart.yaml" {
-			data = bytes.ReplaceAll(data, []byte("ersion: "+chartVersion), []byte("ersion: "+version))
 			if err := yaml.Unmarshal(data, &meta); err != nil {
 				return err
 			}

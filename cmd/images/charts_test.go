@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kinference/kinference/deploy/charts"
 	"github.com/kinference/kinference/internal/testenv"
 )
 
@@ -36,7 +37,7 @@ func TestCharts(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v\n%s", name, err, out)
 		}
-		if text := string(out); name == "kinference-1.2.3.tgz" && (strings.Count(text, "image: ghcr.io/kinference/") != 7 || strings.Count(text, ":1.2.3\n") != 7 || strings.Contains(text, chartVersion)) {
+		if text := string(out); name == "kinference-1.2.3.tgz" && (strings.Count(text, "image: ghcr.io/kinference/") != 7 || strings.Count(text, ":1.2.3\n") != 7 || strings.Contains(text, charts.Version)) {
 			t.Errorf("%s renders other images than those of its version", name)
 		}
 	}

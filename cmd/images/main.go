@@ -24,8 +24,12 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kinference/kinference/deploy/charts"
 	"github.com/kinference/kinference/internal/oci"
 )
+
+// chartsVersion is the variable by which kinfctl knows what it installs.
+const chartsVersion = "github.com/kinference/kinference/deploy/charts.Version"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -51,7 +55,7 @@ func run(ctx context.Context, args []string, w io.Writer) error {
 	fs.StringVar(&s.root, "root", ".", "the repository")
 	fs.StringVar(&s.out, "out", "out/images", "folder for what is written")
 	fs.StringVar(&s.registry, "registry", "ghcr.io/kinference", "registry and path of the images' names")
-	fs.StringVar(&s.version, "version", chartVersion, "version, which is their tag")
+	fs.StringVar(&s.version, "version", charts.Version, "version, which is their tag")
 	fs.StringVar(&s.authorities, "authorities", "/etc/ssl/certs/ca-certificates.crt", "PEM file with the public certificate authorities")
 	fs.StringVar(&s.created, "created", os.Getenv("SOURCE_DATE_EPOCH"), "time of the images in seconds since 1970; empty: 0")
 	fs.StringVar(&s.services, "services", "ingress,router,kvtracker,limiter,classifier,accounting,kinference,kinfctl", "programs, comma separated")
@@ -174,7 +178,7 @@ func (s *settings) compile(ctx context.Context, service, pkg, goos, arch string,
 	defer func() { _ = os.RemoveAll(dir) }() // scratch
 	bin := filepath.Join(dir, "service")
 	// Time zones are in the program: a scratch image has none.
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags", "timetzdata", "-ldflags", "-s -w -buildid=", "-o", bin, pkg)
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags", "timetzdata", "-ldflags", "-s -w -buildid= -X "+chartsVersion+"="+s.version, "-o", bin, pkg)
 	cmd.Dir = s.root
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "GOFLAGS=") }), "CGO_ENABLED=0", "GOOS="+goos, "GOARCH="+arch)
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -84,7 +84,7 @@ func unpack(chart, to string) error {
 	if err != nil {
 		return err
 	}
-	raw, err := fs.ReadFile(files, "Chart.yaml")
+	raw, err := charts.Read(chart+"/Chart.yaml", charts.Version)
 	if err != nil {
 		return err
 	}
@@ -93,6 +93,9 @@ func unpack(chart, to string) error {
 		return err
 	}
 	if err := os.CopyFS(to, files); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(to, "Chart.yaml"), raw, 0o644); err != nil { //nolint:gosec // as the others
 		return err
 	}
 	for _, d := range meta.Dependencies {

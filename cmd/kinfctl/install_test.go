@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -106,6 +108,32 @@ func TestInstallDryRun(t *testing.T) {
 	}
 	if _, err := kinfctlErr(t, "install", "--dry-run", "--helm", "no-such-helm"); exitCode(err) != 2 {
 		t.Errorf("without helm: got %v, want wrong usage", err)
+	}
+}
+
+// A kinfctl that is linked as a release's installs the images of that release.
+func TestReleased(t *testing.T) {
+	script, err := os.ReadFile("../../scripts/release.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags := regexp.MustCompile(`-ldflags "([^"]*)" -o "\$out/\$name" ./cmd/kinfctl`).FindStringSubmatch(string(script))
+	if flags == nil {
+		t.Fatal("scripts/release.sh has not the go build that this test looks for")
+	}
+	program := filepath.Join(t.TempDir(), "kinfctl")
+	link := os.Expand(flags[1], func(string) string { return "1.2.3" })
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-ldflags", link, "-o", program, ".").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	helm := testenv.Helm(t)
+	apart(t)
+	out, err := exec.CommandContext(t.Context(), program, "install", "--dry-run", "--helm", helm).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if text := string(out); strings.Count(text, "image: ghcr.io/kinference/") != 7 || strings.Count(text, ":1.2.3\n") != 7 || strings.Contains(text, charts.Version) {
+		t.Errorf("it installs other images than those of its release:\n%s", strings.Join(regexp.MustCompile(`image: .*|version: .*`).FindAllString(text, -1), "\n"))
 	}
 }
 
@@ -246,6 +274,9 @@ stringData: { uri: "postgres://" }
 		t.Errorf("it stays behind:\n%s", got)
 	}
 	run("", "install", "--profile", "dev")
+	// The API server deletes what it has just begun to serve five minutes later, if its
+	// caches are not ready: a question waits for them.
+	kubectl("", "get", "gatewaybackends,inferencepolicies,inferencepools,inferenceproviders,inferencetenants,inferenceworkersets", "-A")
 	for range 2 { // the second has nothing to do
 		run("", "uninstall", "--definitions", "--kubectl", k.Program("kubectl"))
 	}
