@@ -2,7 +2,6 @@ package anthropic
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"math"
 	"net/http"
@@ -119,10 +118,8 @@ var (
 // Parse checks a body and takes it apart.
 func (r *Request) Parse(body []byte, set Settings) *openai.Error {
 	*r = Request{}
-	if err := r.Body.Parse(body, set.Depth); err != nil {
-		var syntax *openai.SyntaxError
-		errors.As(err, &syntax)
-		return openai.Invalid("", openai.CodeInvalidJSON, "The request body is not valid JSON: "+syntax.Error()+".")
+	if e := r.Body.ParseBody(body, set.Depth); e != nil {
+		return e
 	}
 	if e := openai.CheckSpelling(&r.Body, known); e != nil {
 		return e

@@ -15,6 +15,11 @@ import (
 // enough for every parser behind us.
 const DefaultDepth = 64
 
+// maxMembers is how many members and elements a body may have at all levels, without
+// elements that are numbers. Each takes hundreds of bytes once a template or a
+// translator has it; an agent's request with all its tools has some thousands.
+const maxMembers = 1 << 18
+
 // maxNumber is the longest number text. Longer ones have no use and are slow
 // to convert (Python refuses integers above 4300 digits).
 const maxNumber = 512
@@ -105,7 +110,18 @@ type Object struct {
 // one object at any level, at most depth levels (DefaultDepth if 0), numbers
 // that a float64 can hold, nothing after the object. Everything it accepts,
 // encoding/json accepts. The error is a *SyntaxError.
-func (o *Object) Parse(text []byte, depth int) error {
+func (o *Object) Parse(text []byte, depth int) error { return o.parse(text, depth, math.MaxInt) }
+
+// ParseBody is Parse for the body of a request, which has at most 262,144 members and
+// elements. The error is what to answer.
+func (o *Object) ParseBody(body []byte, depth int) *Error {
+	if err := o.parse(body, depth, maxMembers); err != nil {
+		return Invalid("", CodeInvalidJSON, "The request body is not valid JSON: "+err.Error()+".")
+	}
+	return nil
+}
+
+func (o *Object) parse(text []byte, depth, most int) error {
 	if depth <= 0 {
 		depth = DefaultDepth
 	}
@@ -113,7 +129,7 @@ func (o *Object) Parse(text []byte, depth int) error {
 		o.members, o.keys = make([]member, 0, 16), make([]member, 0, 16)
 	}
 	o.raw, o.members, o.keys = text, o.members[:0], o.keys[:0]
-	s := scanner{text: text, depth: depth, keys: o.keys, top: &o.members}
+	s := scanner{text: text, depth: depth, most: most, keys: o.keys, top: &o.members}
 	i := s.space(0)
 	if i < len(text) && text[i] != '{' {
 		s.fail(i, "expected an object")
@@ -183,7 +199,7 @@ func (v Value) Elements() iter.Seq[Value] {
 		if v.Kind != Array {
 			return
 		}
-		s := scanner{text: v.Raw, depth: math.MaxInt, trusted: true}
+		s := scanner{text: v.Raw, depth: math.MaxInt, most: math.MaxInt, trusted: true}
 		for i := s.space(1); i < len(v.Raw) && v.Raw[i] != ']'; i = s.space(i) {
 			start := i
 			kind := kindOf(v.Raw[i])
@@ -202,6 +218,7 @@ func (v Value) Elements() iter.Seq[Value] {
 type scanner struct {
 	text  []byte
 	depth int
+	most  int // members and elements that are left
 	keys  []member
 	top   *[]member // members of the outermost object
 	// The text was scanned before: keys need no second look.
@@ -290,6 +307,9 @@ func (s *scanner) array(i, level int) int {
 		return i + 1
 	}
 	for s.err == nil {
+		if i < len(s.text) && kindOf(s.text[i]) != Number {
+			s.count(i)
+		}
 		i = s.space(s.value(i, level))
 		switch {
 		case i >= len(s.text):
@@ -331,6 +351,7 @@ func (s *scanner) object(i, level int) int {
 		if i >= len(s.text) || s.text[i] != ':' {
 			return s.fail(i, "expected :")
 		}
+		s.count(i)
 		key.start = s.space(i + 1)
 		if key.start < len(s.text) {
 			key.kind = kindOf(s.text[key.start])
@@ -356,6 +377,13 @@ func (s *scanner) object(i, level int) int {
 		}
 	}
 	return len(s.text)
+}
+
+// count counts a member or an element.
+func (s *scanner) count(i int) {
+	if s.most--; s.most < 0 {
+		s.fail(i, "too many members and elements")
+	}
 }
 
 // repeated reports whether key stands already among the keys from base on.

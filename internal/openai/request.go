@@ -3,7 +3,6 @@ package openai
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"iter"
 	"math"
 	"slices"
@@ -91,10 +90,8 @@ var known = [...]string{
 // [Object.Parse].
 func (r *Request) Parse(route Route, body []byte, depth int) *Error {
 	*r = Request{Body: Object{members: r.Body.members, keys: r.Body.keys}, Route: route, AddGenerationPrompt: true}
-	if err := r.Body.Parse(body, depth); err != nil {
-		var syntax *SyntaxError
-		errors.As(err, &syntax)
-		return Invalid("", CodeInvalidJSON, "The request body is not valid JSON: "+syntax.Error()+".")
+	if e := r.Body.ParseBody(body, depth); e != nil {
+		return e
 	}
 	if e := CheckSpelling(&r.Body, known[:]); e != nil {
 		return e

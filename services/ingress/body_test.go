@@ -60,3 +60,23 @@ func TestCompressedBody(t *testing.T) {
 		}
 	}
 }
+
+// A body of tiny pieces, which take a hundred times their bytes once they are apart, is
+// refused in every dialect before they are.
+func TestManyMembers(t *testing.T) {
+	e := start(t, nil).ready()
+	e.router.routes(newWorker(t, "w", refuses(200, whole)))
+	for n, status := range map[int]int{1000: 200, 100_000: 400} {
+		pieces := func(piece string) string { return strings.TrimSuffix(strings.Repeat(piece+",", n), ",") }
+		for path, body := range map[string]string{
+			chatPath:      `{"model":"sql","messages":[{"role":"user","content":[` + pieces(`{"type":"text","text":"a"}`) + `]}]}`,
+			textPath:      `{"model":"sql","prompt":"a","x":{"y":[` + pieces(`[[],[]]`) + `]}}`,
+			messagesPath:  `{"model":"sql","max_tokens":9,"messages":[{"role":"user","content":[` + pieces(`{"type":"text","text":"a"}`) + `]}]}`,
+			responsesPath: `{"model":"sql","input":[{"role":"user","content":[` + pieces(`{"type":"input_text","text":"a"}`) + `]}]}`,
+		} {
+			if resp, text := e.post(path, body); resp.StatusCode != status || status == 400 && !strings.Contains(text, "too many members and elements") {
+				t.Errorf("%s, %d pieces: %d %.200s", path, n, resp.StatusCode, text)
+			}
+		}
+	}
+}
