@@ -126,6 +126,46 @@ func TestWiring(t *testing.T) {
 	}
 }
 
+// In a Linkerd mesh what comes to a Pod comes to the port of its proxy, whatever the
+// port that it is for: each rule has it but that of the API server, which is in no
+// mesh. Servers that speak no HTTP are marked, or the proxy would wait for a request.
+func TestMesh(t *testing.T) {
+	h := newHelm(t)
+	const proxy = 4143
+	rules := 0
+	render := h.render(t, append(slices.Clone(everything), "--set", "global.nats.embedded=true,global.redis.embedded=true,classifier.customTags=")...)
+	for _, n := range networks(t, render) {
+		if n.Kind != "NetworkPolicy" {
+			continue
+		}
+		check := func(ports []struct{ Port int }, want bool) {
+			rules++
+			if got := slices.Contains(ports, struct{ Port int }{proxy}); got != want {
+				t.Errorf("%s: the rule for %v has the proxy's port: %v, want %v", n.Metadata.Name, ports, got, want)
+			}
+		}
+		for _, rule := range n.Spec.Ingress {
+			check(rule.Ports, rule.Ports[0].Port != 8443)
+		}
+		if n.Spec.Egress != nil {
+			check((*n.Spec.Egress)[0].Ports, true)
+		}
+	}
+	if rules < 15 {
+		t.Errorf("%d rules; this test would show nothing", rules)
+	}
+	found := workloads(t, render)
+	for name, port := range map[string]string{"nats": "4222", "redis": "6379", "router": "<nil>"} {
+		annotations, _ := found[name].Spec.Template.Metadata["annotations"].(map[string]any)
+		if got := fmt.Sprint(annotations["config.linkerd.io/opaque-ports"]); got != port || annotations["linkerd.io/inject"] != "enabled" {
+			t.Errorf("%s: annotations %v, want the opaque port %s", name, annotations, port)
+		}
+	}
+	if n := strings.Count(render, "config.linkerd.io/opaque-ports"); n != 4 {
+		t.Errorf("%d marks, want them on Services and Pods of two", n)
+	}
+}
+
 func networks(t *testing.T, render string) (out []network) {
 	t.Helper()
 	d := yaml.NewDecoder(strings.NewReader(render))

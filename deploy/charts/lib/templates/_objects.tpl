@@ -34,7 +34,7 @@ apiVersion: v1
 kind: Service
 metadata:
   {{- include "kinference.meta" $root | nindent 2 }}
-  {{- with $v.service.annotations }}
+  {{- with merge (deepCopy ($v.service.annotations | default dict)) (include "kinference.opaque" . | fromYaml) }}
   annotations:
     {{- toYaml . | nindent 4 }}
   {{- end }}
@@ -177,9 +177,11 @@ spec:
   {{- end }}
   ingress:
     {{- if not .foreign }}
-    - ports: [ { port: 9990 } ]
+    {{- with $v.global.networkPolicy.scraper }}
+    - ports: {{ include "kinference.ports" (list $root 9990) }}
       from:
-        {{- toYaml $v.global.networkPolicy.scraper | nindent 8 }}
+        {{- toYaml . | nindent 8 }}
+    {{- end }}
     {{- end }}
     {{- with .rules | default "" | trim }}
     {{- . | nindent 4 }}
@@ -190,10 +192,27 @@ spec:
 {{- end }}
 {{- end }}
 
+{{/* kinference.opaque: how a Linkerd mesh knows a server that speaks no HTTP. */}}
+{{- define "kinference.opaque" -}}
+{{- if and .foreign .root.Values.global.linkerd.enabled }}
+config.linkerd.io/opaque-ports: {{ .ports.client | quote }}
+{{- end }}
+{{- end }}
+
+{{/*
+kinference.ports (list ROOT PORT...): the ports of a rule of a NetworkPolicy. In a
+Linkerd mesh what comes for any port comes to that of the proxy.
+*/}}
+{{- define "kinference.ports" -}}
+{{- $ports := rest . -}}
+{{- if (first .).Values.global.linkerd.enabled }}{{ $ports = append $ports 4143 }}{{ end -}}
+[ {{ range $i, $port := $ports }}{{ if $i }}, {{ end }}{ port: {{ $port }} }{{ end }} ]
+{{- end }}
+
 {{/* kinference.from (list ROOT PORT SERVICE...): a rule that lets services of this release in. */}}
 {{- define "kinference.from" -}}
 {{- $root := index . 0 -}}
-- ports: [ { port: {{ index . 1 }} } ]
+- ports: {{ include "kinference.ports" (slice . 0 2) }}
   from:
     {{- range slice . 2 }}
     - podSelector:

@@ -53,7 +53,7 @@ spec:
         {{- if $v.global.linkerd.enabled }}
         linkerd.io/inject: enabled
         {{- end }}
-        {{- with $v.podAnnotations }}
+        {{- with merge (deepCopy ($v.podAnnotations | default dict)) (include "kinference.opaque" . | fromYaml) }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
     spec:
