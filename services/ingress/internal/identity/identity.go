@@ -197,10 +197,11 @@ func (a *Authenticator) directory(view *catalog.View) *directory {
 		return old
 	}
 	d := a.newest.Load()
-	if d == nil || d.view != view {
+	announced := d != nil && d.view == view
+	if !announced {
 		d = newDirectory(view)
 	}
-	if old == nil || old.view.Version < view.Version {
+	if old == nil || announced || old.view.Version < view.Version { // another router's numbers may be smaller
 		a.dir.Store(d)
 		uris := map[string]bool{}
 		for _, b := range view.Backends {

@@ -542,6 +542,54 @@ func TestOneReview(t *testing.T) {
 	}
 }
 
+// A client that leaves does not end the review that others wait for.
+func TestReviewGoesOn(t *testing.T) {
+	begun, release := make(chan struct{}, 2), make(chan struct{})
+	w := newWorld(t, Settings{Review: func(ctx context.Context, _, _ string) (string, error) {
+		begun <- struct{}{}
+		select {
+		case <-release:
+			return "apps/frontend", nil
+		case <-ctx.Done():
+			return "", ctx.Err()
+		}
+	}})
+	r := func() *http.Request {
+		return request("all.example.com", bearer(sign(t, jose.RS256, otherRSA(), "", good("iss", "k8s")))...)
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { w.call(r().WithContext(ctx)) })
+	<-begun
+	leave()
+	wg.Go(func() {
+		if got := w.call(r()); !strings.HasPrefix(got, "service_account") {
+			t.Error(got)
+		}
+	})
+	close(release)
+	wg.Wait()
+	if len(begun) > 0 {
+		t.Error("reviewed twice")
+	}
+}
+
+// A catalog of another router may have a smaller number, and is in use nevertheless.
+func TestSmallerVersion(t *testing.T) {
+	w := newWorld(t, Settings{})
+	w.Announce(w.view)
+	w.directory(w.view)
+	older := message(w.idp.URL)
+	older.Version = 0
+	view := catalog.New(older)
+	w.Announce(view)
+	d := w.directory(view)
+	w.Announce(catalog.New(older)) // which is not in use yet
+	if w.directory(view) != d {
+		t.Error("each request makes a directory of its own")
+	}
+}
+
 func TestRoutes(t *testing.T) {
 	w := newWorld(t, Settings{})
 	for url, want := range map[string]string{

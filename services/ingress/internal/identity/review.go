@@ -86,7 +86,8 @@ func (r *reviews) review(ctx context.Context, now time.Time, sum [sha256.Size]by
 	default:
 		return "", errBusy
 	}
-	ctx, cancel := context.WithTimeout(ctx, reviewTime)
+	// Others may wait for it, whose client is still there.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reviewTime)
 	defer cancel()
 	account, err := r.ask(ctx, t.text, audience)
 	if err != nil {
