@@ -284,11 +284,11 @@ func (sp *spool) current() (*segment, error) {
 		return sp.list[n-1], nil
 	}
 	path := filepath.Join(sp.set.Dir, fmt.Sprintf("%020d%s", sp.next, suffix))
+	sp.next++ // also if there is one of this name, which must not stop all that follow
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	sp.next++
 	s := &segment{path: path, file: f}
 	sp.list = append(sp.list, s)
 	return s, nil

@@ -335,6 +335,19 @@ func TestDiskFullOfKept(t *testing.T) {
 	}
 }
 
+// A file that was not there when the spool was opened, of a request that ended after
+// its process had let go of the folder, is in nobody's way.
+func TestLateFile(t *testing.T) {
+	s, dir := newStream(), t.TempDir()
+	r := open(t, dir, s, nil)
+	if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%020d.usage", 1)), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run(t, r)
+	r.Begin(record(1)).End(record(1))
+	eventually(t, "the event is published", func() bool { return s.get("id-00001") != nil })
+}
+
 type lockedBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
