@@ -69,7 +69,7 @@ func start(t *testing.T, c accounting.Config) *env {
 // requests waits until the ledger has n requests, and returns its sums.
 func (e *env) requests(n uint64) *accountingv1.Sums {
 	e.t.Helper()
-	deadline, tick := time.After(30*time.Second), time.NewTicker(5*time.Millisecond)
+	deadline, tick := time.After(time.Minute), time.NewTicker(5*time.Millisecond)
 	defer tick.Stop()
 	var last *accountingv1.QueryUsageResponse
 	for {

@@ -93,7 +93,7 @@ func TestObjectives(t *testing.T) {
 	router.next <- &routerv1.Catalog{Objectives: []*routerv1.Objective{objectiveOf("TTFT", "90", time.Second), objectiveOf("Availability", "99.9", 0)}}
 	await := func(total, good, available uint64) *accountingv1.ObjectivesResponse {
 		t.Helper()
-		deadline, tick := time.After(30*time.Second), time.NewTicker(5*time.Millisecond)
+		deadline, tick := time.After(time.Minute), time.NewTicker(5*time.Millisecond)
 		defer tick.Stop()
 		for {
 			got, err := e.client.Objectives(t.Context(), &accountingv1.ObjectivesRequest{Rules: true})
@@ -159,7 +159,7 @@ func TestReplicasAgreeOnObjectives(t *testing.T) {
 	}
 	agree := func(objectives int, total, good uint64) {
 		t.Helper()
-		deadline, tick := time.After(30*time.Second), time.NewTicker(10*time.Millisecond)
+		deadline, tick := time.After(time.Minute), time.NewTicker(10*time.Millisecond)
 		defer tick.Stop()
 		for {
 			var answers []*accountingv1.ObjectivesResponse
@@ -171,10 +171,7 @@ func TestReplicasAgreeOnObjectives(t *testing.T) {
 				}
 				answers = append(answers, got)
 			}
-			if as == 2 {
-				if !proto.Equal(answers[0], answers[1]) {
-					t.Errorf("got %v and %v", answers[0], answers[1])
-				}
+			if as == 2 && proto.Equal(answers[0], answers[1]) { // one may be asked before a minute ends, the other one after
 				return
 			}
 			select {

@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience bounds every wait; nothing waits that long unless it is broken.
-const patience = 40 * time.Second
+const patience = 2 * time.Minute
 
 // router serves the catalog that the relay reads.
 type router struct {
