@@ -88,7 +88,8 @@ type translation struct {
 // Fault implements Stream.
 func (t *translation) Fault() *openai.Error { return t.fault }
 
-// Read implements io.Reader.
+// Read implements io.Reader. An event that says nothing, such as a ping, is a read
+// without bytes: whoever waits learns that the provider is alive.
 func (t *translation) Read(p []byte) (int, error) {
 	for len(t.out) == 0 {
 		if t.err != nil {
@@ -113,6 +114,9 @@ func (t *translation) Read(p []byte) (int, error) {
 			if t.out = t.mem; t.chat.Ended() {
 				t.err = io.EOF
 			}
+		}
+		if len(t.out) == 0 && t.err == nil {
+			return 0, nil
 		}
 	}
 	n := copy(p, t.out)

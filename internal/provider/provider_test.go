@@ -563,6 +563,27 @@ func BenchmarkPrepare(b *testing.B) {
 	}
 }
 
+// A ping is nothing for the client, and tells who waits that the provider is alive: it
+// may think for longer than a stream may be idle.
+func TestPingsAreHeardOf(t *testing.T) {
+	out := provider.Target{Schema: v1alpha1.SchemaAnthropic, Model: "m"}
+	r, e := out.Prepare(callOf(t, true, `"temperature":1`), provider.Credentials{APIKey: "k"}, time.Now())
+	if e != nil {
+		t.Fatal(e)
+	}
+	const ping, word = "event: ping\ndata: {\"type\": \"ping\"}\n\n", "data: {\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":\"word\"}}\n\n"
+	s, b := r.Stream(strings.NewReader(ping+": alive\n\n"+word+ping), 1<<20), make([]byte, 1<<10)
+	for i, want := range []string{"", "", `{"content":"word"}`, ""} {
+		n, err := s.Read(b)
+		if err != nil || !strings.Contains(string(b[:n]), want) || (n == 0) != (want == "") {
+			t.Errorf("read %d: %q, %v", i, b[:n], err)
+		}
+	}
+	if n, err := s.Read(b); n > 0 || err != io.EOF { //nolint:errorlint // as readers want it
+		t.Errorf("at the end %d, %v", n, err)
+	}
+}
+
 func BenchmarkStream(b *testing.B) {
 	const n = 1000
 	event := "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"word \"}}\n\n"
