@@ -213,6 +213,12 @@ func TestRefused(t *testing.T) {
 		{"global.nats.url=", "global.nats.url or global.nats.urlSecret.name is needed"},
 		{"router.keys.namespaces={tenants}", "router.keys.namespaces is of no use without router.namespaces"},
 		{"router.webhook.enabled=true", "webhook.certSecret is needed"},
+		// Lists whose entries lack what bounds them.
+		{"ingress.providers.fromAPI[0].namespace=tenants", "a Role without names is for all Secrets"},
+		{"ingress.providers.fromAPI[0].names={claude}", "needs namespace and names"},
+		{"ingress.providers.fromAPI[0].namespace=a,ingress.providers.fromAPI[0].names={x},ingress.providers.fromAPI[1].namespace=a,ingress.providers.fromAPI[1].names={y}", "into one"},
+		{"workers.networkPolicy=true,workers.sets[0].namespace=a,workers.sets[0].ports={8000}", "without labels is for all Pods"},
+		{"workers.networkPolicy=true,workers.sets[0].namespace=a,workers.sets[0].labels.app=vllm", "without ports for all ports"},
 	} {
 		out, err := h.run(t, "template", "kinference", ".", "--set", tc.set)
 		if err == nil || !strings.Contains(out, tc.want) {

@@ -166,6 +166,18 @@ func TestMesh(t *testing.T) {
 	}
 }
 
+// Nobody reads metrics where no scraper is named: a rule without peers lets everybody in.
+func TestNoScraper(t *testing.T) {
+	h := newHelm(t)
+	for _, n := range networks(t, h.render(t, "--set-json", "global.networkPolicy.scraper=[]")) {
+		for _, rule := range n.Spec.Ingress {
+			if slices.Contains(rule.Ports, struct{ Port int }{9990}) {
+				t.Errorf("%s lets %v in to the metrics", n.Metadata.Name, rule.From)
+			}
+		}
+	}
+}
+
 func networks(t *testing.T, render string) (out []network) {
 	t.Helper()
 	d := yaml.NewDecoder(strings.NewReader(render))
