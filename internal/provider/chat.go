@@ -40,8 +40,12 @@ var private = []string{
 	"add_generation_prompt", "continue_final_message", "add_special_tokens", "documents",
 }
 
-// inMessages are the members of a message that OpenAI's API has.
-var inMessages = []string{"role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal", "audio"}
+// inMessages and inTools are the members of a message and of a tool that OpenAI's API
+// has.
+var (
+	inMessages = []string{"role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal", "audio"}
+	inTools    = []string{"type", "function", "custom"}
+)
 
 func (t *Target) prepareChat(out *Request, in *Call, c *Credentials) *openai.Error {
 	body, strict := in.Body, t.Schema != v1alpha1.SchemaOpenAICompatible
@@ -60,6 +64,15 @@ func (t *Target) prepareChat(out *Request, in *Call, c *Credentials) *openai.Err
 		}
 		if changed {
 			changes = append(changes, openai.Set(text, "messages"))
+		}
+		if strict {
+			text, changed, err := edited(body.Get("tools"), func(tool *openai.Object) []openai.Change { return others(tool, inTools) })
+			if err != nil {
+				return openai.Invalid("tools", "", "The tools cannot be sent to this model.")
+			}
+			if changed {
+				changes = append(changes, openai.Set(text, "tools"))
+			}
 		}
 	}
 	if in.Route != openai.RouteEmbeddings {
@@ -145,30 +158,72 @@ func (t *Target) output(in *Call) (changes []openai.Change) {
 }
 
 // cleanMessages leaves out what other models said to themselves, and other
-// members of messages that the API has not.
+// members of messages that the API has not. It has no references to tools either,
+// only their names.
 func cleanMessages(list openai.Value, strict bool) (text []byte, changed bool, err error) {
+	return edited(list, func(m *openai.Object) (changes []openai.Change) {
+		if !strict {
+			for _, name := range [...]string{"reasoning", "reasoning_content"} {
+				if m.Get(name).Kind != openai.Absent {
+					changes = append(changes, openai.Remove(name))
+				}
+			}
+			return changes
+		}
+		changes = others(m, inMessages)
+		if text, changed := namedTools(m.Get("content")); changed {
+			changes = append(changes, openai.Set(text, "content"))
+		}
+		return changes
+	})
+}
+
+// namedTools makes texts of the references to tools in a message's content.
+func namedTools(content openai.Value) (text []byte, changed bool) {
+	text, changed, err := edited(content, func(part *openai.Object) []openai.Change {
+		if kind, _ := part.Get("type").Text(); kind != "tool_reference" {
+			return nil
+		}
+		return []openai.Change{openai.Set([]byte(`"text"`), "type"), openai.Remove("name"), openai.Set(raw(part.Get("name")), "text")}
+	})
+	return text, changed && err == nil
+}
+
+func raw(v openai.Value) []byte {
+	if v.Kind != openai.String {
+		return []byte(`""`)
+	}
+	return v.Raw
+}
+
+// others are changes that leave only these members.
+func others(o *openai.Object, names []string) (changes []openai.Change) {
+	for i := range o.Len() {
+		if name := o.Name(i); !slices.Contains(names, name) {
+			changes = append(changes, openai.Remove(name))
+		}
+	}
+	return changes
+}
+
+// edited makes changes to the objects of a list; changed says that there were any.
+func edited(list openai.Value, changes func(o *openai.Object) []openai.Change) (text []byte, changed bool, err error) {
 	text = append(make([]byte, 0, len(list.Raw)), '[')
 	var o openai.Object
-	for m := range list.Elements() {
+	for v := range list.Elements() {
 		if len(text) > 1 {
 			text = append(text, ',')
 		}
-		if m.Kind != openai.Obj {
-			text = append(text, m.Raw...)
+		if v.Kind != openai.Obj {
+			text = append(text, v.Raw...)
 			continue
 		}
-		if err := o.Parse(m.Raw, 0); err != nil {
+		if err := o.Parse(v.Raw, 0); err != nil {
 			return nil, false, err
 		}
-		var changes []openai.Change
-		for i := range o.Len() {
-			name := o.Name(i)
-			if name == "reasoning" || name == "reasoning_content" || strict && !slices.Contains(inMessages, name) {
-				changes = append(changes, openai.Remove(name))
-			}
-		}
-		changed = changed || len(changes) > 0
-		if text, err = o.Apply(text, changes...); err != nil {
+		made := changes(&o)
+		changed = changed || len(made) > 0
+		if text, err = o.Apply(text, made...); err != nil {
 			return nil, false, err
 		}
 	}

@@ -584,6 +584,31 @@ func TestPingsAreHeardOf(t *testing.T) {
 	}
 }
 
+// What a worker gets of a Messages client's tools, and OpenAI's API has not, goes to no
+// provider that would refuse it.
+func TestToolsOfMessages(t *testing.T) {
+	var o openai.Object
+	const tool = `{"type":"function","function":{"name":"f","parameters":{"defer_loading":1}}`
+	if err := o.Parse([]byte(`{"model":"big","messages":[{"role":"user","content":[{"type":"text","text":"tool_reference"}]},`+
+		`{"role":"tool","tool_call_id":"1","content":[{"type":"tool_reference","name":"f"},{"type":"text","text":"x"}]}],"tools":[`+tool+`,"defer_loading":true},`+tool+`}]}`), 0); err != nil {
+		t.Fatal(err)
+	}
+	for schema, want := range map[v1alpha1.ProviderSchema]string{
+		v1alpha1.SchemaOpenAI: `{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"tool_reference"}]},` +
+			`{"role":"tool","tool_call_id":"1","content":[{"type":"text","text":"f"},{"type":"text","text":"x"}]}],"tools":[` + tool + `},` + tool + `}]}`,
+		v1alpha1.SchemaOpenAICompatible: strings.Replace(string(o.Raw()), "big", "m", 1),
+	} {
+		out := provider.Target{Schema: schema, Endpoint: "https://x", Model: "m"}
+		r, e := out.Prepare(&provider.Call{Route: openai.RouteChat, Body: &o, Model: "big"}, provider.Credentials{APIKey: "k"}, time.Now())
+		if e != nil {
+			t.Fatal(e)
+		}
+		if string(r.Body) != want {
+			t.Errorf("%s got %s", schema, r.Body)
+		}
+	}
+}
+
 func BenchmarkStream(b *testing.B) {
 	const n = 1000
 	event := "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"word \"}}\n\n"
