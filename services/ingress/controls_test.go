@@ -78,3 +78,22 @@ func TestAskedWithoutControls(t *testing.T) {
 		t.Errorf("asked with %s", got)
 	}
 }
+
+// A prompt that the engine may cut counts as it stands: policies about long prompts are
+// not for the client to switch off.
+func TestCutPromptCountsWhole(t *testing.T) {
+	e := start(t, func(_ *ingress.Config, c *routerv1.Catalog) {
+		c.Profiles[0].TokenizerPath, c.Profiles[0].MaxModelLen = modelDir(t), 100_000
+	}).ready()
+	e.router.routes(newWorker(t, "w", refuses(200, whole)))
+	for _, text := range []string{strings.Repeat("73", 2000), strings.Repeat(`\u597d`, 1000)} {
+		ask := func(more string) *routerv1.Prompt {
+			e.post(chatPath, `{"model":"chat","messages":[{"role":"user","content":"`+text+`"}]`+more+`}`)
+			return e.router.sent()[0]
+		}
+		counted, cut := ask(""), ask(`,"truncate_prompt_tokens":50000`)
+		if counted.GetApproximate() || !cut.GetApproximate() || cut.GetTokens() < counted.GetTokens() {
+			t.Errorf("%.20s: %d tokens, and %d if it may be cut", text, counted.GetTokens(), cut.GetTokens())
+		}
+	}
+}

@@ -156,7 +156,8 @@ func (m *Maker) Make(ctx context.Context, r *openai.Request, profiles []*catalog
 	out := make([]Prompt, len(profiles))
 	var deadline context.Context // for all questions to workers together
 	var own encoded              // by the newest profile's tokenizer
-	here := !r.EngineOnly && r.PromptTokens == nil
+	// What the engine may cut is counted here as it stands: what is left of it nobody knows.
+	here := r.PromptTokens == nil && !(r.EngineOnly && r.Body.Get("chat_template").Given())
 	for i, p := range profiles {
 		q := &out[i]
 		q.Profile, q.BlockSize, q.Local = p, p.BlockSize, -1
@@ -166,7 +167,7 @@ func (m *Maker) Make(ctx context.Context, r *openai.Request, profiles []*catalog
 		if here && (i == 0 || p.TokenizerPath != profiles[i-1].TokenizerPath) {
 			own = local.encode(r)
 		}
-		if own.ok {
+		if own.ok && !r.EngineOnly {
 			q.Local = len(own.ids)
 		}
 		switch {
@@ -193,7 +194,9 @@ func (m *Maker) Make(ctx context.Context, r *openai.Request, profiles []*catalog
 				q.BlockSize = approxBlock
 			}
 		}
-		q.Tokens = len(ids)
+		if q.Tokens = len(ids); r.EngineOnly {
+			q.Tokens = max(q.Tokens, len(own.ids))
+		}
 		q.Hashes = hashed(root, ids, q.BlockSize)
 		if r.Prompts > 1 {
 			var by *model // whose ids are the engine's
@@ -322,7 +325,7 @@ func shorten(text []byte) []byte {
 	for start := 0; start+maxBase64 < len(text); {
 		// From the far end, since words are short: nearly all of a text is skipped.
 		i := start + maxBase64
-		for i >= start && isBase64[text[i]] {
+		for i >= start && inBase64(text, i) {
 			i--
 		}
 		if i >= start {
@@ -330,7 +333,7 @@ func shorten(text []byte) []byte {
 			continue
 		}
 		end := start + maxBase64 + 1
-		for end < len(text) && isBase64[text[end]] {
+		for end < len(text) && inBase64(text, end) {
 			end++
 		}
 		head := start + maxBase64 - sha256.Size
@@ -344,10 +347,15 @@ func shorten(text []byte) []byte {
 	return append(out, text[done:]...)
 }
 
-// isBase64 holds base64's characters in both alphabets, and the backslash that
-// some encoders of JSON put before a slash.
+// inBase64 reports whether a byte may be part of base64: some encoders of JSON put a
+// backslash before a slash. Other escapes are text.
+func inBase64(text []byte, i int) bool {
+	return isBase64[text[i]] || text[i] == '\\' && i+1 < len(text) && text[i+1] == '/'
+}
+
+// isBase64 holds base64's characters in both alphabets.
 var isBase64 = func() (set [256]bool) {
-	for _, c := range []byte("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_=\\") {
+	for _, c := range []byte("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_=") {
 		set[c] = true
 	}
 	return set
