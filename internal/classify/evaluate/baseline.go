@@ -1,9 +1,6 @@
 package evaluate
 
-import (
-	"regexp"
-	"syscall"
-)
+import "regexp"
 
 // trivial is what a few regular expressions find: the baseline.
 var trivial = map[string]*regexp.Regexp{
@@ -25,13 +22,4 @@ func baseline(text string) map[string][][]int {
 		}
 	}
 	return out
-}
-
-// cpu is the CPU time of this process, in microseconds.
-func cpu() float64 {
-	var u syscall.Rusage
-	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
-		return 0
-	}
-	return float64(u.Utime.Sec+u.Stime.Sec)*1e6 + float64(u.Utime.Usec+u.Stime.Usec)
 }
