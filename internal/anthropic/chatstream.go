@@ -14,6 +14,7 @@ type ChatStream struct {
 	a        Completion
 	obj, sub openai.Object
 	usage    messageUsage
+	counted  bool // the output
 	began    bool
 	ended    bool
 	calls    int          // begun so far
@@ -29,8 +30,15 @@ func NewChatStream(a Completion) *ChatStream { return &ChatStream{a: a} }
 // provider's stream that ends without was cut.
 func (s *ChatStream) Ended() bool { return s.ended }
 
-// Usage is what is known so far.
-func (s *ChatStream) Usage() openai.Usage { return s.usage.total() }
+// Usage is what is known so far: of the prompt soon, of the output at the end. What
+// the beginning says of the output is of no use.
+func (s *ChatStream) Usage() openai.Usage {
+	u := s.usage.total()
+	if !s.counted {
+		u.Output = openai.Unknown
+	}
+	return u
+}
 
 // Event appends what an event becomes: nothing, one chunk, or more. err is the
 // provider's error, which is appended too.
@@ -78,6 +86,7 @@ func (s *ChatStream) event(dst []byte, kind string, data []byte) ([]byte, *opena
 		s.inCall = false
 	case "message_delta":
 		s.usage.take(o.Get("usage"))
+		s.counted = s.counted || o.Get("usage").Given()
 		if d := o.Get("delta"); d.Kind == openai.Obj && s.sub.Parse(d.Raw, 0) == nil && s.sub.Get("stop_reason").Given() {
 			reason, _ := s.sub.Get("stop_reason").Text()
 			dst = s.a.head(append(dst, "data: "...), "chat.completion.chunk")

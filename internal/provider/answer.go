@@ -53,6 +53,9 @@ type Stream interface {
 	io.Reader
 	// Fault is the error event that was read, nil if none was.
 	Fault() *openai.Error
+	// Usage is what is known of it that no chunk has told yet, for a stream that was
+	// cut off.
+	Usage() openai.Usage
 }
 
 // Stream turns the body of an answer that is a stream into that of OpenAI's API.
@@ -73,6 +76,9 @@ type plain struct{ io.Reader }
 // Fault implements Stream.
 func (plain) Fault() *openai.Error { return nil }
 
+// Usage implements Stream.
+func (plain) Usage() openai.Usage { return openai.NoUsage }
+
 // translation is a stream made of events of the Messages API.
 type translation struct {
 	rest io.Reader // to be read to its end, so that the connection can be used again
@@ -87,6 +93,9 @@ type translation struct {
 
 // Fault implements Stream.
 func (t *translation) Fault() *openai.Error { return t.fault }
+
+// Usage implements Stream.
+func (t *translation) Usage() openai.Usage { return t.chat.Usage() }
 
 // Read implements io.Reader. An event that says nothing, such as a ping, is a read
 // without bytes: whoever waits learns that the provider is alive.

@@ -153,6 +153,9 @@ func TestFaults(t *testing.T) {
 			if test.begun && (!strings.Contains(body, "Hello") || !strings.Contains(body, `data: {"error":{`)) {
 				t.Errorf("fault %d of %s: %s", test.fault, schema, body)
 			}
+			if u := r.Usage; test.begun && schema == v1alpha1.SchemaAnthropic && (u.Prompt != fake.Prompt || u.Cached != fake.Cached || u.Output != openai.Unknown) {
+				t.Errorf("fault %d: %+v, the prompt's is told at the beginning", test.fault, u)
+			}
 			if test.begun != (body != "") || strings.Contains(body+r.Err.Message, fake.Account) {
 				t.Errorf("fault %d of %s: the client sees %q %v", test.fault, schema, body, r.Err)
 			}

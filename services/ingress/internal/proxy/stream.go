@@ -180,6 +180,9 @@ func (s *stream) settle() {
 	if len(s.aside) > 0 {
 		s.r.Usage.Merge(s.chunk.ReadUsage(s.aside))
 	}
+	if from := s.attempt.events; from != nil {
+		s.r.Usage.Merge(from.Usage())
+	}
 }
 
 // owed writes the usage that the client asked for, if the engine had it on chunks
