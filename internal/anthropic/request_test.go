@@ -273,6 +273,11 @@ func FuzzRequest(f *testing.F) {
 		if !json.Valid(in) {
 			t.Fatal("accepted what is no JSON")
 		}
+		for _, v := range anthropic.Unread(&r.Body) {
+			if !json.Valid(v.Raw) {
+				t.Fatalf("unread: %s", v.Raw)
+			}
+		}
 		for _, target := range []anthropic.Target{anthropic.Worker, anthropic.Provider} {
 			out := r.AppendChat(nil, target)
 			var q openai.Request

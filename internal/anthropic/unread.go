@@ -112,6 +112,10 @@ var blockMembers = map[string][]string{
 }
 
 func (u *unread) block(level int, v openai.Value) {
+	if level+1 >= len(u.levels) { // no request has that
+		u.add(v)
+		return
+	}
 	o := u.object(level, v)
 	kind, _ := o.Get("type").Text()
 	u.rest(o, blockMembers[kind]...)
