@@ -98,8 +98,11 @@ func (d *divider) next(ctx context.Context, now time.Time) (more bool, err error
 // older than most, as after a time without its database: the time of workers would go to
 // nobody before their requests are known.
 func (v *server) behind(ctx context.Context, most time.Duration) bool {
+	if v.conn == nil || !v.conn.Connected() || time.Since(time.UnixMicro(v.stored.Load())) <= most {
+		return false
+	}
 	lag, ok := v.lag(ctx)
-	return ok && lag > 0 && time.Since(time.UnixMicro(v.stored.Load())) > most
+	return !ok || lag > 0 // who cannot say how many may have some
 }
 
 // length is that of intervals.
