@@ -82,7 +82,6 @@ func (x *exchange) forward() *openai.Error {
 	of.budget.Sent(time.Now())
 	var done []string
 	var last *openai.Error
-	broken := 0
 	for round := range rounds {
 		if round > 0 {
 			flushed, cancel := context.WithTimeout(x.ctx, flushTime)
@@ -137,11 +136,9 @@ func (x *exchange) forward() *openai.Error {
 			x.metrics.failedOver(x.server.ctx, x.result.Reason)
 			daemon.Logger(x.server.ctx).Warn("worker failed before its first token", "request_id", x.id, "worker", endpoint.GetWorker(),
 				"reason", why, "err", x.result.Cause)
-			if x.result.Reason == proxy.Closed || x.result.Reason == proxy.Timeout {
-				if broken++; broken == maxBroken {
-					x.givenUp("it may be what breaks them")
-					return last
-				}
+			if x.broken >= maxBroken {
+				x.givenUp("it may be what breaks them")
+				return last
 			}
 		}
 	}
@@ -217,6 +214,7 @@ func (x *exchange) attempt(of *tried, endpoint *routerv1.Endpoint, rest []*route
 		h.start()
 	}
 	x.result, x.limited.gpu = x.send(endpoint, call)
+	x.broke(&x.result)
 	if h != nil {
 		beside = h.end()
 	}
@@ -229,6 +227,13 @@ func (x *exchange) attempt(of *tried, endpoint *routerv1.Endpoint, rest []*route
 			"reason", string(x.result.Reason), "err", x.result.Cause)
 	}
 	return beside
+}
+
+// broke counts an endpoint that took the request and broke or hung on it.
+func (x *exchange) broke(r *proxy.Result) {
+	if r.Reason == proxy.Closed || r.Reason == proxy.Timeout {
+		x.broken++
+	}
 }
 
 // call is what an attempt at an endpoint sends.

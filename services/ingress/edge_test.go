@@ -104,6 +104,33 @@ func TestPoison(t *testing.T) {
 	}
 }
 
+// Two of the three may be asked beside each other.
+func TestPoisonBeside(t *testing.T) {
+	e := start(t, nil).ready()
+	var hit atomic.Int32
+	two := make(chan struct{})
+	var endpoints []*routerv1.Endpoint
+	for i := range 6 {
+		endpoints = append(endpoints, newWorker(t, fmt.Sprint("w", i), func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			switch hit.Add(1) {
+			case 1:
+				<-two
+			case 2:
+				close(two)
+			}
+			closes()(w, r)
+		}).endpoint())
+	}
+	hedges(e, time.Millisecond, 6, endpoints...)
+	if resp, body := e.post(chatPath, chatRequest(true, "")); resp.StatusCode != 502 {
+		t.Errorf("got %d %s", resp.StatusCode, body)
+	}
+	if n := hit.Load(); n != 3 {
+		t.Errorf("%d workers were brought down", n)
+	}
+}
+
 // Bodies of unknown length that do not come take no memory, so they do not
 // keep others out.
 func TestBodyMemoryIsWhatCame(t *testing.T) {

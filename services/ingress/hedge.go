@@ -31,11 +31,11 @@ type hedge struct {
 }
 
 // hedge prepares a second attempt, nil where there is none to make: the policy
-// does not want it, no endpoint is left, or the answer is no stream, of which
-// nobody can tell whether it is under way.
+// does not want it, no endpoint is left, the request may be what breaks them, or the
+// answer is no stream, of which nobody can tell whether it is under way.
 func (x *exchange) hedge(of *tried, first *routerv1.Endpoint, rest []*routerv1.Endpoint, header http.Header) *hedge {
 	set := x.retry.hedge
-	if set == nil || !x.req.Stream || x.retry.attempts > 0 && x.attempts >= x.retry.attempts {
+	if set == nil || !x.req.Stream || x.broken >= maxBroken-1 || x.retry.attempts > 0 && x.attempts >= x.retry.attempts {
 		return nil
 	}
 	i := slices.IndexFunc(rest, func(e *routerv1.Endpoint) bool { return e.GetProvider() != "" || !x.proxy.Ejected(x.worker(e)) })
@@ -93,6 +93,7 @@ func (h *hedge) end() (asked string) {
 		return h.endpoint.GetWorker()
 	}
 	x.attempts++
+	x.broke(&h.result)
 	word := "failed"
 	other, at := h.result, h.endpoint
 	switch {

@@ -63,6 +63,7 @@ type exchange struct {
 	routed     bool // the router has it in its ledger
 	overloaded bool // the router had no room for it
 	attempts   int
+	broken     int                // endpoints that took it and broke or hung on it
 	endpoint   *routerv1.Endpoint // of the last attempt
 	status     int
 	result     proxy.Result
