@@ -45,7 +45,7 @@ func (p *parser) block(level int, path string, v openai.Value) (b block) {
 		p.r.Pictures++
 	case "thinking":
 		b.kind = thinkingBlock
-		b.text, b.signature = p.need(o, path, "thinking"), o.Get("signature")
+		b.text = p.need(o, path, "thinking")
 	case "redacted_thinking":
 		b.kind = redactedBlock
 		b.text = p.need(o, path, "data")
@@ -58,7 +58,6 @@ func (p *parser) block(level int, path string, v openai.Value) (b block) {
 	case "tool_result":
 		b.kind = resultBlock
 		b.id = p.text(o, path, "tool_use_id")
-		b.failed, _ = o.Get("is_error").Bool()
 		if content := o.Get("content"); content.Given() {
 			b.content = p.result(level+1, path+".content", content)
 		}

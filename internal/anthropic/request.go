@@ -74,15 +74,13 @@ const (
 
 // block is one content block. Values are parts of the body.
 type block struct {
-	kind      blockKind
-	text      openai.Value // text, thinking, redacted data; name of a reference
-	signature openai.Value
-	id, name  string
-	input     openai.Value // of a tool's use
-	content   []block      // of a tool's result
-	media     string       // image: type of the data, empty for a URL
-	data      openai.Value // image: base64, or the URL
-	failed    bool         // tool's result: is_error
+	kind     blockKind
+	text     openai.Value // text, thinking, redacted data; name of a reference
+	id, name string
+	input    openai.Value // of a tool's use
+	content  []block      // of a tool's result
+	media    string       // image: type of the data, empty for a URL
+	data     openai.Value // image: base64, or the URL
 }
 
 type tool struct {

@@ -190,17 +190,3 @@ func (r *Refusal) OpenAIError(h http.Header) *openai.Error {
 	}
 	return e
 }
-
-// AnthropicError is the body of the refusal in Anthropic's form.
-func (r *Refusal) AnthropicError(h http.Header) []byte {
-	if !r.Never {
-		d := max(roundUp(r.After, time.Millisecond), time.Millisecond)
-		h.Set("Retry-After", strconv.FormatInt(int64(roundUp(d, time.Second)/time.Second), 10))
-		h.Set("Retry-After-Ms", strconv.FormatInt(d.Milliseconds(), 10))
-	}
-	if !r.Retry() {
-		h.Set(ShouldRetry, "false")
-	}
-	body := []byte(`{"type":"error","error":{"type":"rate_limit_error","message":`)
-	return append(openai.AppendString(body, r.Message()), "}}"...)
-}
