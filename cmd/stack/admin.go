@@ -23,7 +23,11 @@ type adminAPI struct {
 // newAdminAPI makes a token that may do all and writes it into the data folder, for
 // its owner only.
 func newAdminAPI(dir string) (adminAPI, error) {
-	a := adminAPI{secret: rand.Text() + rand.Text(), tokenFile: filepath.Join(dir, "admin-token")}
+	file, err := filepath.Abs(filepath.Join(dir, "admin-token"))
+	if err != nil {
+		return adminAPI{}, fmt.Errorf("find data folder: %w", err)
+	}
+	a := adminAPI{secret: rand.Text() + rand.Text(), tokenFile: file}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return a, fmt.Errorf("make data folder: %w", err)
 	}
