@@ -579,7 +579,7 @@ func TestPingsAreHeardOf(t *testing.T) {
 			t.Errorf("read %d: %q, %v", i, b[:n], err)
 		}
 	}
-	if n, err := s.Read(b); n > 0 || err != io.EOF { //nolint:errorlint // as readers want it
+	if n, err := s.Read(b); n > 0 || err != io.EOF {
 		t.Errorf("at the end %d, %v", n, err)
 	}
 }
