@@ -59,7 +59,7 @@ func (s *Scheduler) join(t float64, x *waiter) {
 func (s *Scheduler) least(t float64, x *waiter) float64 {
 	least, found := 0.0, false
 	for _, y := range s.waiters {
-		if y.class(t) <= x.class(t) && y.rivals(x) && (!found || y.tenant.vtc < least) {
+		if y.class(t) <= x.class(t) && y.group() != nil && y.group() == x.group() && (!found || y.tenant.vtc < least) {
 			least, found = y.tenant.vtc, true
 		}
 	}
@@ -69,11 +69,23 @@ func (s *Scheduler) least(t float64, x *waiter) float64 {
 	return least
 }
 
-// rivals tells whether two requests are for the same workers, by their first
-// candidates: nearly all have those of one group.
-func (x *waiter) rivals(y *waiter) bool {
-	return len(x.p) > 0 && len(y.p) > 0 && x.p[0].w.group == y.p[0].w.group
+// group is that of the workers that a request is for, by its first candidate: nearly
+// all requests have those of one group. Nil without candidates.
+func (x *waiter) group() *learned {
+	if len(x.p) == 0 {
+		return nil
+	}
+	return x.p[0].w.group
 }
+
+// contest is between requests of one class for the same workers.
+type contest struct {
+	group *learned
+	rank  int
+}
+
+// contest is that of a waiter whose place was worked out.
+func (x *waiter) contest() contest { return contest{x.group(), x.rank} }
 
 func (ts *tenants) leave(x *tenant) { x.waiting-- }
 

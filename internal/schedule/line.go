@@ -111,11 +111,12 @@ type line struct {
 	tenants tenants
 	claims  map[kvhash.Hash]int32 // blocks that requests in line need, here or at other routers, how many do
 	pace    pace
-	scores  []float64 // reused
+	scores  []float64           // reused
+	most    map[contest]float64 // virtual time of the best served tenant in each; reused
 }
 
 func newLine() line {
-	return line{byID: map[string]*waiter{}, claims: map[kvhash.Hash]int32{}, tenants: newTenants()}
+	return line{byID: map[string]*waiter{}, claims: map[kvhash.Hash]int32{}, tenants: newTenants(), most: map[contest]float64{}}
 }
 
 // waiter is a request in line.

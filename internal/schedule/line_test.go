@@ -167,6 +167,38 @@ func TestProtectsWhatOthersNeed(t *testing.T) {
 	expect(t, "after patience", pass(s, now.Add((patience+1)*time.Second)), held+"@w")
 }
 
+// What a tenant of another model got does not make one poor, who may do what harms
+// those that wait for the same workers.
+func TestPoorOnlyBesideRivals(t *testing.T) {
+	s := busyWorker(t)
+	now := at(time.Minute)
+	other := candidates("v", 90_000, 0, nil)
+	other[0].Group = "other"
+	enter(t, s, now, Request{ID: "hog", Tenant: "rich"}, slices.Clone(other))
+	s.Pass(now)
+	enter(t, s, now, Request{ID: "more", Tenant: "rich"}, other)
+	s.tenants.of("rich", 1).vtc = 1000
+	c := func(name, worker string) []Candidate {
+		c := candidates(worker, 1050, 100, chain(name, 10))
+		c[0].TotalBlocks = 44
+		return c
+	}
+	enter(t, s, now, Request{ID: "long"}, candidates("elsewhere", 90_000, 0, nil))
+	s.Pass(now)
+	enter(t, s, now, Request{ID: "again"}, c("old", "elsewhere"))
+	s.Pass(now)
+	enter(t, s, now, Request{ID: "cold"}, c("cold", "w"))
+	enter(t, s, now, Request{ID: "cold2"}, c("dloc", "w"))
+	gone, held := pass(s, now), "cold2"
+	if strings.Contains(gone, "cold2") {
+		held = "cold"
+	}
+	s.FirstToken(now, "cold", time.Second)
+	s.FirstToken(now, "cold2", time.Second)
+	expect(t, "both would evict what waits", pass(s, now), "")
+	expect(t, "reason", string(why(s, now, held)), string(HoldProtect))
+}
+
 func TestReservesForWhoWaitsLong(t *testing.T) {
 	run := func(o Objective) string {
 		s := newScheduler(t, Settings{})

@@ -65,9 +65,9 @@ func (s *Scheduler) next(t float64) (d Dispatch, ok bool) {
 		return Dispatch{}, false
 	}
 	order := s.sorted(t)
-	most := [3]float64{} // virtual time of the best served tenant of each class
+	clear(s.most)
 	for _, x := range order {
-		most[x.rank] = max(most[x.rank], x.tenant.vtc)
+		s.most[x.contest()] = max(s.most[x.contest()], x.tenant.vtc)
 	}
 	reserved := map[*worker]bool{}
 	for i, x := range order {
@@ -83,7 +83,7 @@ func (s *Scheduler) next(t float64) (d Dispatch, ok bool) {
 			continue
 		}
 		age := t - x.entered
-		poor := x.tenant.vtc < most[x.rank]
+		poor := x.tenant.vtc < s.most[x.contest()]
 		x.hold = s.ready(t, x, p, c)
 		if x.hold != HoldNone && age > rescue && s.any(t, x) {
 			p, c = &x.p[x.best], &x.c[x.best]
