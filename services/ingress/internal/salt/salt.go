@@ -67,6 +67,9 @@ func Keep(path string) error {
 	}
 	defer func() { _ = os.Remove(f.Name()) }()
 	_, err = f.WriteString(base64.RawURLEncoding.EncodeToString(New()) + "\n")
+	if err == nil {
+		err = f.Sync() // a loss of power must not leave an empty one, which none could start with
+	}
 	if cerr := f.Close(); err == nil {
 		err = cerr
 	}
