@@ -30,6 +30,9 @@ type Config struct {
 	MaxAnswer            int64 // bytes of an answer that is no stream
 	MaxEvent             int   // bytes of one event of a stream
 	MaxConnectionStreams int   // requests at once on one HTTP/2 connection
+	// MaxConnections bounds the connections of clients; 0: half of the files that the
+	// process may open, at most 65,536.
+	MaxConnections int
 
 	// BodyTimeout is for the client to send a body, RouteTimeout for the
 	// router to decide, and QueueTimeout what a request may wait there beyond it:
@@ -155,6 +158,7 @@ func (c *Config) Flags(fs *flag.FlagSet) {
 	fs.Int64Var(&c.MaxAnswer, "max-answer", c.MaxAnswer, "longest answer that is no stream, in bytes")
 	fs.IntVar(&c.MaxEvent, "max-event", c.MaxEvent, "longest event of a stream in bytes")
 	fs.IntVar(&c.MaxConnectionStreams, "max-connection-streams", c.MaxConnectionStreams, "requests at once on one HTTP/2 connection")
+	fs.IntVar(&c.MaxConnections, "max-connections", c.MaxConnections, "connections of clients at once; 0: half of the files that the process may open, at most 65536")
 	fs.DurationVar(&c.BodyTimeout, "body-timeout", c.BodyTimeout, "time for a client to send its body")
 	fs.DurationVar(&c.RouteTimeout, "route-timeout", c.RouteTimeout, "time for the router to decide")
 	fs.DurationVar(&c.QueueTimeout, "queue-timeout", c.QueueTimeout, "time that a request may wait in the router's queue beyond that; policies say how long each one does")
@@ -231,7 +235,7 @@ func (c *Config) Validate() error {
 	}
 	for name, v := range map[string]int64{
 		"max-body": c.MaxBody, "max-bodies": c.MaxBodies, "max-header": int64(c.MaxHeader), "max-depth": int64(c.MaxDepth), "max-answer": c.MaxAnswer,
-		"max-event": int64(c.MaxEvent), "max-connection-streams": int64(c.MaxConnectionStreams), "body-timeout": int64(c.BodyTimeout),
+		"max-event": int64(c.MaxEvent), "max-connection-streams": int64(c.MaxConnectionStreams), "max-connections": int64(c.MaxConnections), "body-timeout": int64(c.BodyTimeout),
 		"route-timeout": int64(c.RouteTimeout), "queue-timeout": int64(c.QueueTimeout), "connect-timeout": int64(c.ConnectTimeout), "first-byte-timeout": int64(c.FirstByteTimeout),
 		"idle-timeout": int64(c.IdleTimeout), "total-timeout": int64(c.TotalTimeout), "write-timeout": int64(c.WriteTimeout), "ping-interval": int64(c.PingInterval), "keep-alive": int64(c.KeepAlive),
 		"worker-connections": int64(c.WorkerConnections), "token-cache": int64(c.TokenCacheBytes), "prompt-timeout": int64(c.PromptTimeout), "prompt-retry": int64(c.PromptRetry),

@@ -223,7 +223,11 @@ func (v *server) serve(ctx context.Context, l net.Listener) error {
 		},
 	}
 	daemon.Logger(ctx).Info("serving", "addr", l.Addr().String())
-	err := rpc.ServeHTTP(ctx, l, srv)
+	err := rpc.ServeHTTP(ctx, &bounded{Listener: l, most: connectionsFor(v.MaxConnections), full: func() {
+		daemon.Logger(ctx).Warn("too many connections of clients: those that are idle are closed")
+		srv.SetKeepAlivesEnabled(false) // which closes them
+		srv.SetKeepAlivesEnabled(true)
+	}}, srv)
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
