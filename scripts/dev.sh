@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # A simulated fleet with the control plane in front of it, until interrupted: sends a
 # first request itself, and says what to try next. Arguments go to `kinference serve`.
-# CONF is the folder of resources (out/dev); LISTEN the address of the endpoint.
+# CONF is the folder of resources (out/dev, which is emptied); LISTEN the address of the endpoint.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 conf=${CONF:-out/dev}
 listen=${LISTEN:-127.0.0.1:8080}
-rm -rf "$conf"
+[ -n "${CONF:-}" ] || rm -rf "$conf" # what is in a folder of yours stays
 mkdir -p "$conf"
 pids=()
 trap 'kill "${pids[@]}" 2>/dev/null || true; wait' EXIT
