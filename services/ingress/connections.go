@@ -26,8 +26,8 @@ func connectionsFor(set int) int64 {
 	return min(mostConnections, max(1, int64(min(files.Cur, math.MaxInt32))/2))
 }
 
-// bounded is a listener with so many connections at most. One more is closed at once,
-// and full is called, once a second at most: it may make room.
+// bounded is a listener with so many connections at most. One more is closed at once.
+// When few are left full is called, once a second at most: it may make room.
 type bounded struct {
 	net.Listener
 	most int64
@@ -43,14 +43,17 @@ func (b *bounded) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		if b.open.Add(1) <= b.most {
+		n := b.open.Add(1)
+		if n >= b.most-b.most/8 {
+			if now := time.Now().Unix(); b.said.Swap(now) != now {
+				b.full()
+			}
+		}
+		if n <= b.most {
 			return &clientConn{Conn: c, open: &b.open}, nil
 		}
 		b.open.Add(-1)
 		_ = c.Close()
-		if now := time.Now().Unix(); b.said.Swap(now) != now {
-			b.full()
-		}
 	}
 }
 
