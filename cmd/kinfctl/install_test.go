@@ -194,7 +194,7 @@ func TestInstall(t *testing.T) {
 	// What is missing is named, and nothing else fails.
 	out := run("a check failed", append(pre, "--profile", "ha")...)
 	for _, want := range []string{
-		"√ is Kubernetes 1.32 or later", "√ you may create customresourcedefinitions.apiextensions.k8s.io", "× knows monitoring.coreos.com/v1",
+		"√ is Kubernetes 1.32 or later", "√ you may create customresourcedefinitions.apiextensions.k8s.io", "√ you may create namespaces", "√ you may create secrets in kinference", "× knows monitoring.coreos.com/v1",
 		"install the Prometheus Operator", "× kinference-nats is there", "× kinference-ledger is there", "× there is a default class",
 	} {
 		if !strings.Contains(out, want) {
@@ -246,7 +246,8 @@ stringData: { uri: "postgres://" }
 		t.Fatal(err)
 	}
 	out, err = kinfctlErr(t, append(pre, "--profile", "dev", "--helm", helm, "--kubeconfig", guest)...)
-	if err == nil || !strings.Contains(out, "× you may create deployments.apps in kinference") {
+	if err == nil || !strings.Contains(out, "× you may create deployments.apps in kinference") || !strings.Contains(out, "× you may create secrets in default") ||
+		strings.Contains(out, "create namespaces") {
 		t.Errorf("who may only look: %v\n%s", err, out)
 	}
 

@@ -210,9 +210,15 @@ func (c *cluster) groups(ctx context.Context, k *checker, objects []manifest) {
 	}
 }
 
-// mayCreate asks for the rights to make what is rendered, and the definitions.
+// mayCreate asks for the rights to make what is rendered, the definitions, what helm
+// notes of both and, if it is not there, the namespace.
 func (c *cluster) mayCreate(ctx context.Context, k *checker, objects []manifest) {
-	wanted := map[string]bool{"customresourcedefinitions.apiextensions.k8s.io": true}
+	wanted := map[string]bool{
+		"customresourcedefinitions.apiextensions.k8s.io": true, "secrets " + c.namespace: true, "secrets " + definitionsNamespace: true,
+	}
+	if there, err := c.ask(ctx, "get", "namespace", c.namespace, "--ignore-not-found", "-o", "name"); err == nil && there == "" {
+		wanted["namespaces"] = true
+	}
 	for _, m := range objects {
 		group, _, ok := strings.Cut(m.APIVersion, "/")
 		resource := plural(m.Kind)
