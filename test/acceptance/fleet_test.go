@@ -18,18 +18,17 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/kinference/kinference/cmd/stack"
 	"github.com/kinference/kinference/internal/daemon"
 	"github.com/kinference/kinference/internal/fleetsim"
 	"github.com/kinference/kinference/internal/fleetsim/engine"
 	"github.com/kinference/kinference/internal/fleetsim/model"
+	"github.com/kinference/kinference/internal/testenv"
 	adminv1 "github.com/kinference/kinference/proto/gen/kinference/admin/v1"
 	"github.com/kinference/kinference/proto/gen/kinference/admin/v1/adminv1connect"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testenv.Main(m) }
 
 const modelName = "sim/qwen"
 
