@@ -21,7 +21,7 @@ func applyCommand(verb string) *cobra.Command {
 		Short: map[bool]string{true: "Install Kinference in a cluster", false: "Upgrade Kinference in a cluster"}[first],
 		Long: strings.ToUpper(verb[:1]) + verb[1:] + ` Kinference with the charts that are part of kinfctl, the definitions first. It is a release of helm, which must be
 installed: helm status, rollback and history know it, and the charts of the repository upgrade it. An upgrade keeps the values that are not
-given anew. With --dry-run the manifests are written instead, and no cluster is asked. kinfctl check --pre tells before what is missing.`,
+given anew, also those of a former profile. With --dry-run the manifests are written instead, and no cluster is asked. kinfctl check --pre tells before what is missing.`,
 		Args: cobra.NoArgs,
 	}
 	c := clusterFlags(cmd)
