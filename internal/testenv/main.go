@@ -10,19 +10,25 @@ import (
 )
 
 // Main runs the tests of a package and fails it where they leave goroutines behind, as
-// goleak.VerifyTestMain does. It waits longer for their end: where all the parts of a
-// stack share a busy machine, one of them may get no time for a second.
+// goleak.VerifyTestMain does, but for the patience of Leaks.
 func Main(m *testing.M) {
 	code := m.Run()
-	for deadline := time.Now().Add(time.Minute); code == 0; {
-		err := goleak.Find()
-		if err == nil {
-			break
-		}
-		if time.Now().After(deadline) {
+	if code == 0 {
+		if err := Leaks(); err != nil {
 			fmt.Fprintln(os.Stderr, "goroutines are left behind:", err)
 			code = 1
 		}
 	}
 	os.Exit(code)
+}
+
+// Leaks waits for the end of all goroutines but the one that calls it, and names those
+// that are left after a minute. goleak alone looks for a second: where all the parts of a
+// stack share a busy machine, one of them may get no time for as long.
+func Leaks() error {
+	for deadline := time.Now().Add(time.Minute); ; {
+		if err := goleak.Find(); err == nil || time.Now().After(deadline) {
+			return err
+		}
+	}
 }

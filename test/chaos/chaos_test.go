@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
+	"github.com/kinference/kinference/internal/testenv"
 )
 
 var (
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 		_ = os.RemoveAll(built)
 	}
 	if code == 0 {
-		if err := goleak.Find(); err != nil {
+		if err := testenv.Leaks(); err != nil {
 			println(err.Error())
 			code = 1
 		}
