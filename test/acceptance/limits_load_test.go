@@ -212,7 +212,7 @@ func TestManyClientsOneBucket(t *testing.T) {
 // The death of an ingress frees all that its requests held within the time to live
 // of reservations, at the other ones.
 func TestIngressCrashFreesReservations(t *testing.T) {
-	c := startCluster(t, clusterBinaries(t), 2, 1, tenantFile("", "  limits: [ { name: streams, concurrency: 2, onUnavailable: Deny }, { name: day, tokens: { total: 10000 }, calendar: { period: Day } } ]\n"), "--limit-ttl", "2s", "--limit-lease-ttl", "1s", "--limiter-timeout", "5s")
+	c := startCluster(t, clusterBinaries(t), 2, 1, tenantFile("", "  limits: [ { name: streams, concurrency: 2, onUnavailable: Deny }, { name: day, tokens: { total: 10000 }, calendar: { period: Day } } ]\n"), "--limit-ttl", "5s", "--limit-lease-ttl", "1s", "--limiter-timeout", "5s")
 	a, b := c.ingress[0], c.ingress[1]
 	for _, p := range c.ingress {
 		c.eventually("ingress serves", func() bool {
@@ -246,7 +246,7 @@ func TestIngressCrashFreesReservations(t *testing.T) {
 		if status, _, _ := c.send(t.Context(), b.url, completion(1, 1, "")); status == http.StatusOK {
 			t.Fatalf("a permit of a running stream was free after %v", time.Since(held))
 		}
-		return time.Since(held) > 3*time.Second
+		return time.Since(held) > 7*time.Second
 	})
 	a.kill()
 	dead := time.Now()
