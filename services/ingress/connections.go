@@ -1,11 +1,9 @@
 package ingress
 
 import (
-	"math"
 	"net"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 )
 
@@ -19,11 +17,7 @@ func connectionsFor(set int) int64 {
 	if set > 0 {
 		return int64(set)
 	}
-	var files syscall.Rlimit
-	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files) != nil {
-		return mostConnections
-	}
-	return min(mostConnections, max(1, int64(min(files.Cur, math.MaxInt32))/2))
+	return min(mostConnections, max(1, openFiles()/2))
 }
 
 // bounded is a listener with so many connections at most. One more is closed at once.
