@@ -366,7 +366,8 @@ type Exclude struct {
 // +kubebuilder:validation:XValidation:rule="has(self.backend) || has(self.queuedPrompts) || has(self.runningPrompts) || has(self.kvCacheUsage) || has(self.predictedTTFT)",message="say what to drop: backend, queuedPrompts, runningPrompts, kvCacheUsage or predictedTTFT"
 type Drop struct {
 	Backend *BackendMatch `json:"backend,omitempty"`
-	// QueuedPrompts is the number of requests that wait in the engine.
+	// QueuedPrompts is the number of requests that wait for the worker, in its engine
+	// or in the router.
 	QueuedPrompts *Threshold `json:"queuedPrompts,omitempty"`
 	// RunningPrompts is the number of requests that run.
 	RunningPrompts *Threshold `json:"runningPrompts,omitempty"`

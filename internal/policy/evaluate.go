@@ -15,7 +15,7 @@ type Metric uint8
 
 // The metrics.
 const (
-	QueuedPrompts  Metric = iota // requests that wait in the engine
+	QueuedPrompts  Metric = iota // requests that wait for the worker, in its engine or in line
 	RunningPrompts               // requests that run
 	KVCacheUsage                 // share of KV-cache blocks in use
 )

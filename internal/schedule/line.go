@@ -335,6 +335,23 @@ func (s *Scheduler) Waits() int {
 	return len(s.waiters)
 }
 
+// InLine returns how many requests wait in line for each worker, as far as known also
+// those at other routers. Workers for which none does are not in it.
+func (s *Scheduler) InLine() map[string]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := map[string]int{}
+	if len(s.waiters)+len(s.waits) == 0 {
+		return out
+	}
+	for name, w := range s.workers {
+		if w.held > 0 {
+			out[name] = w.held
+		}
+	}
+	return out
+}
+
 // Line returns who waits, in the order in which they go.
 func (s *Scheduler) Line(now time.Time) []Waiting {
 	s.mu.Lock()

@@ -643,3 +643,40 @@ func TestArrivedBefore(t *testing.T) {
 		t.Errorf("got %+v", line)
 	}
 }
+
+// Policies see what a request would wait in line, and how many wait for a worker; a
+// worker that can begin at once is not touched by that.
+func TestPoliciesSeeTheLine(t *testing.T) {
+	s := newScheduler(t, Settings{})
+	if got := s.InLine(); len(got) != 0 {
+		t.Errorf("in line: %v", got)
+	}
+	for i := range 4 { // 1.01 s each, one of them begins
+		enter(t, s, start, Request{ID: fmt.Sprint(i)}, candidates("w", 1000, 100, nil))
+		s.Pass(start)
+	}
+	if got := s.InLine(); len(got) != 1 || got["w"] != 3 {
+		t.Errorf("in line: %v", got)
+	}
+	both := append(candidates("w", 1000, 100, nil), candidates("free", 3000, 100, nil)...)
+	var seen []Estimate
+	err := s.Enter(start, Request{ID: "x"}, both, func(e []Estimate, rank func([]int)) ([]int, bool) {
+		seen = slices.Clone(e)
+		order := []int{0} // the policy wants this one
+		rank(order)
+		return order, true
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Pass(start)
+	if len(seen) != 2 || seen[0].Hold != HoldQueue || seen[0].TTFT < 5*time.Second || seen[0].TTFT > 5200*ms || seen[0].TTFT != seen[0].Wait+seen[0].Prefill {
+		t.Errorf("behind four: %+v", seen[0])
+	}
+	if seen[1].Hold != HoldNone || seen[1].Wait != 0 || seen[1].TTFT > 3100*ms {
+		t.Errorf("idle: %+v", seen[1])
+	}
+	if got := s.InLine(); got["w"] != 4 {
+		t.Errorf("in line: %v", got)
+	}
+}

@@ -253,6 +253,9 @@ func (s *Scheduler) ask(t float64, x *waiter) {
 			d.Estimates[i].Hold = s.ready(t, x, &x.p[i], &x.c[i])
 		}
 	}
+	if s.k2 {
+		s.addLine(t, x, d.Estimates)
+	}
 	choose := x.choose
 	if choose == nil {
 		choose = rankAll
@@ -428,6 +431,32 @@ func (s *Scheduler) waitBehind(t float64, p *pair, v *view, b before) float64 {
 		pace = float64(b.n) * g.value
 	}
 	return max(v.queue-s.horizon+b.work, pace, s.kvWait(t, p.w, p.need), 0)
+}
+
+// addLine adds to the predictions for a waiter how long it would stay in line for each
+// worker that it cannot go to now: policies are to know what its client will see.
+func (s *Scheduler) addLine(t float64, x *waiter, e []Estimate) {
+	var ahead map[*worker]before
+	for i := range e {
+		if e[i].Hold == HoldNone {
+			continue
+		}
+		if ahead == nil {
+			ahead = map[*worker]before{}
+			s.place(t, x)
+			for _, y := range s.waiters {
+				if y != x && y.best >= 0 && compare(y, x) < 0 {
+					w := y.p[y.best].w
+					ahead[w] = before{ahead[w].n + 1, ahead[w].work + y.work}
+				}
+			}
+		}
+		p := &x.p[i]
+		v := s.fit(t, p, &x.c[i])
+		wait := s.waitBehind(t, p, v, ahead[p.w]) + min(s.horizon, v.queue)
+		e[i].Wait = max(e[i].Wait, s.duration(wait))
+		e[i].TTFT = e[i].Wait + e[i].Prefill
+	}
 }
 
 // predict is how much longer a request will wait in line.

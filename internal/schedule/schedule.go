@@ -118,7 +118,8 @@ type Estimate struct {
 	// Cached is the number of tokens that the prediction does not prefill:
 	// the three above times the learned reuse ratio.
 	Cached int
-	// TTFT = Wait + Prefill.
+	// TTFT = Wait + Prefill. Wait is that in the engine, or what the request would
+	// wait in line and there if it cannot go now.
 	TTFT, Wait, Prefill time.Duration
 	// ITL is the time of a decode step with the request among those that run,
 	// and Work that of its prefill without what runs beside it.
@@ -139,7 +140,7 @@ type Estimate struct {
 	// worker. EvictionLoss is the expected prefill time of the blocks that it
 	// would push out.
 	Interference, EvictionLoss time.Duration
-	// J = TTFT + Interference + EvictionLoss is what K2 ranks by.
+	// J is what K2 ranks by: the TTFT without the time in line, and these two.
 	J time.Duration
 	// Pages is the number of free KV pages that the request needs, Free that of
 	// those there are; both 0 when unknown.

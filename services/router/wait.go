@@ -251,6 +251,7 @@ func (s *server) follow(ctx context.Context) *line.Line {
 	l := line.New(s.scheduler, line.Settings{Now: s.now, MaxBytes: maxLineBytes, MaxWait: s.MaxWait, Left: func(qos schedule.QoS, how string, held schedule.Hold, waited time.Duration) {
 		s.metrics.leftLine(ctx, qos, how, held, waited)
 	}})
+	s.fleet.CountLine(s.scheduler.InLine)
 	s.fleet.OnSamples(func(now time.Time, samples []fleet.Sample) {
 		for i := range samples {
 			l.Sample(now, samples[i].Worker, loadOf(now, &samples[i].State))

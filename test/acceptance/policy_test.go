@@ -182,6 +182,57 @@ func TestBurstToProvider(t *testing.T) {
 	}
 }
 
+// It is the same where requests wait in the router because the worker computes prompts
+// all the time, and its engine's queue is short: by their number, and by what each would
+// wait.
+func TestBurstFromTheLine(t *testing.T) {
+	for name, when := range map[string]string{"number": "queuedPrompts: { greaterThan: 2, window: 1s }", "time": "predictedTTFT: { greaterThan: 250ms }"} {
+		t.Run(name, func(t *testing.T) {
+			e := start(t, settings{workers: 1, scale: 20})
+			e.cloud()
+			e.policy("burst", `
+  - name: burst-to-cloud
+    route:
+      exclude:
+      - name: too-busy
+        drop: { backend: { type: Local }, `+when+` }
+      select:
+      - { type: Local, minimize: PredictedTTFT }
+      - { type: Provider, order: [ cloud ] }
+`)
+			ask := func(ctx context.Context, text string) answer {
+				return e.post(ctx, "/v1/chat/completions", req{text: text, max: 20, extra: `,"ignore_eos":true`}.body())
+			}
+			if d := e.explain(ask(t.Context(), "idle?")); d.GetChosen() != "test.sim.w0/0" {
+				t.Fatalf("idle: %v by %v", d.GetChosen(), d.GetVerdict())
+			}
+			var wg sync.WaitGroup
+			ctx, cancel := context.WithCancel(t.Context())
+			defer wg.Wait()
+			defer cancel()
+			for i := range 12 {
+				wg.Go(func() {
+					for j := 0; ctx.Err() == nil; j++ { // no prompt is cached
+						ask(ctx, words(1_000_000*(i+1)+5_000*j, 3000))
+					}
+				})
+			}
+			var d *adminv1.Decision
+			asked := 0
+			e.eventually("bursts", func() bool {
+				asked++
+				d = e.explain(ask(t.Context(), words(50_000_000+5_000*asked, 3000)))
+				return d.GetChosen() == "provider test/cloud"
+			})
+			for _, c := range d.GetCandidates() {
+				if c.GetWorker() == "test.sim.w0/0" && (c.GetDropped() != "too busy for too-busy" || c.GetWaiting() > 2) {
+					t.Errorf("the worker: %q, %v wait in its engine", c.GetDropped(), c.GetWaiting())
+				}
+			}
+		})
+	}
+}
+
 // The client of a provider's answer sees the model that it asked for, in whole
 // answers and in streams.
 func TestProviderAnswers(t *testing.T) {

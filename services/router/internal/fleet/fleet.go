@@ -27,11 +27,13 @@ type State struct {
 	// Suspect says that it is not only because it refused a connection a moment ago
 	// or closed one: it is still better than none.
 	Suspect bool
-	// Running, Waiting and KVUsage were sampled at Sampled; the zero time
-	// means never.
+	// Running, Waiting and KVUsage are the engine's gauges, sampled at Sampled; the
+	// zero time means never.
 	Running, Waiting, KVUsage float64
 	Sampled                   time.Time
-	// Mean30s is the mean over the 30 s before Sampled.
+	// Mean30s is the mean over the 30 s before Sampled. Who waits in line for the
+	// worker counts among its waiting, here and in all means: it would be in the
+	// engine's queue if the router did not hold it.
 	Mean30s window.Load
 	// BlockSize in tokens and TotalBlocks are 0 while unknown.
 	BlockSize, TotalBlocks int
@@ -58,6 +60,8 @@ type Table struct {
 	// onSamples is called, without the lock, with the workers that a message had
 	// gauges of.
 	onSamples func(now time.Time, samples []Sample)
+	// inLine tells, without the lock, how many requests wait in line for each worker.
+	inLine func() map[string]int
 	// changed gets a token when readiness, an epoch or what is learned has changed.
 	changed chan struct{}
 	// learned gets one when an endpoint serves other models than before.
@@ -79,6 +83,7 @@ type Table struct {
 type tracked struct {
 	State
 	history *window.Window // nil while no policy needs it
+	line    *window.Window // who waits in line for it
 	set     string
 	live    bool // the index follows it
 	clears  uint64
@@ -101,6 +106,10 @@ type Sample struct {
 // OnSamples makes the table tell of gauges when they come, before the first message.
 func (t *Table) OnSamples(f func(now time.Time, samples []Sample)) { t.onSamples = f }
 
+// CountLine makes the table ask who waits in line for each worker, before the first
+// message. f is called for each message.
+func (t *Table) CountLine(f func() map[string]int) { t.inLine = f }
+
 // New returns an empty table. onRestart may be nil.
 func New(onRestart func(worker string)) *Table {
 	if onRestart == nil {
@@ -108,6 +117,7 @@ func New(onRestart func(worker string)) *Table {
 	}
 	return &Table{
 		onRestart: onRestart,
+		inLine:    func() map[string]int { return nil },
 		changed:   make(chan struct{}, 1),
 		learned:   make(chan struct{}, 1),
 		kick:      make(chan struct{}, 1),
@@ -346,6 +356,7 @@ func (t *Table) update(now time.Time, m *kvtrackerv1.WatchWorkersResponse, other
 	var restarted []string
 	var samples []Sample
 	changed, trouble := false, false
+	line := t.inLine()
 	t.mu.Lock()
 	for _, w := range m.Workers {
 		old := t.tracked[w.Worker]
@@ -359,8 +370,13 @@ func (t *Table) update(now time.Time, m *kvtrackerv1.WatchWorkersResponse, other
 			tr.Running, tr.Waiting, tr.KVUsage = l.Running, l.Waiting, l.KvUsage
 			tr.Sampled = now.Add(-w.SampleAge.AsDuration())
 			tr.asOf = tr.Sampled
+			held := window.Load{Waiting: float64(line[w.Worker])}
+			if tr.line = window.New(policy.DefaultWindow, trustReady); old != nil && old.line != nil {
+				tr.line = old.line
+			}
+			tr.line.Add(tr.Sampled, held)
 			if m := w.LoadMean_30S; m != nil {
-				tr.Mean30s = window.Load{Running: m.Running, Waiting: m.Waiting, KVUsage: m.KvUsage}
+				tr.Mean30s = window.Load{Running: m.Running, Waiting: m.Waiting + tr.line.Mean(policy.DefaultWindow).Waiting, KVUsage: m.KvUsage}
 			}
 			if t.longest > 0 {
 				if old != nil && old.history != nil && old.history.Length() >= t.longest {
@@ -368,7 +384,7 @@ func (t *Table) update(now time.Time, m *kvtrackerv1.WatchWorkersResponse, other
 				} else {
 					tr.history = window.New(t.longest, trustReady)
 				}
-				tr.history.Add(tr.Sampled, window.Load{Running: l.Running, Waiting: l.Waiting, KVUsage: l.KvUsage})
+				tr.history.Add(tr.Sampled, window.Load{Running: l.Running, Waiting: l.Waiting + held.Waiting, KVUsage: l.KvUsage})
 			}
 			if old != nil {
 				tr.Held = old.Held

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/kinference/kinference/internal/policy"
 	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
 )
 
@@ -272,4 +273,47 @@ func TestLostCacheIsForgotten(t *testing.T) {
 	if table.Switch(start, message(true, s)); lost != 3 {
 		t.Error("a restart is missed where trackers are switched")
 	}
+}
+
+// Who waits in line for a worker counts among its waiting in all means, and not in the
+// gauge itself.
+func TestMeansCountTheLine(t *testing.T) {
+	table := New(nil)
+	line := map[string]int{"w/0": 6}
+	table.CountLine(func() map[string]int { return line })
+	threshold := policy.Threshold{Metric: policy.QueuedPrompts, Window: policy.DefaultWindow, Above: 4, Until: 3}
+	table.Keep(10*time.Second, []policy.Threshold{threshold})
+	table.Watch([]Endpoint{{UID: "w"}})
+	now := start
+	hear := func() State {
+		w := state("w/0", true, 0)
+		w.Load.Waiting = 1
+		w.LoadMean_30S = w.Load
+		table.Update(now, message(true, w))
+		now = now.Add(250 * time.Millisecond)
+		return table.Lookup(now, "w", "w/0")
+	}
+	first := hear()
+	own := first.Waiting
+	if got := first.Mean30s.Waiting; got != own+6 {
+		t.Errorf("mean %v with %v in the engine and 6 in line", got, own)
+	}
+	for range 60 {
+		hear()
+	}
+	if s := hear(); s.Waiting != own || s.Mean30s.Waiting != own+6 || !slices.Contains(s.Held, threshold) {
+		t.Errorf("after 15 s: %v waiting, %+v, above %v", s.Waiting, s.Mean30s, s.Held)
+	}
+	line = nil
+	for range 60 {
+		hear()
+	}
+	if s, m := hear(), mean(table, 10*time.Second); s.Mean30s.Waiting < own+2.8 || s.Mean30s.Waiting > own+3.2 || m != own {
+		t.Errorf("after 15 s without a line: mean of 30 s %v, of 10 s %v", s.Mean30s.Waiting, m)
+	}
+}
+
+func mean(t *Table, over time.Duration) float64 {
+	m, _ := t.Mean("w/0", over)
+	return m.Waiting
 }
