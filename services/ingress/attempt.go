@@ -82,6 +82,7 @@ func (x *exchange) forward() *openai.Error {
 	of.budget.Sent(time.Now())
 	var done []string
 	var last *openai.Error
+	free := true // the first try, and after one that reached nobody: neither makes others work more
 	for round := range rounds {
 		if round > 0 {
 			flushed, cancel := context.WithTimeout(x.ctx, flushTime)
@@ -109,8 +110,7 @@ func (x *exchange) forward() *openai.Error {
 				why = string(x.result.Reason)
 				continue
 			}
-			again := x.attempts > 0
-			if again && !of.budget.Take() {
+			if !free && !of.budget.Take() {
 				x.metrics.exhausted.Add(x.server.ctx, 1, metric.WithAttributes(attribute.String("model", x.label)))
 				x.givenUp("the retry budget is used up")
 				return last
@@ -127,11 +127,14 @@ func (x *exchange) forward() *openai.Error {
 			}
 			last, why = x.result.Err, string(x.result.Reason)
 			if x.result.Unsent {
-				if again {
+				if !free {
 					of.budget.Back()
 				}
 				x.unsent(endpoint)
 				continue
+			}
+			if free = x.result.Reason == proxy.Connect; free && x.result.Repeated {
+				of.budget.Back() // the worker is gone, and had closed the connection before
 			}
 			x.metrics.failedOver(x.server.ctx, x.result.Reason)
 			daemon.Logger(x.server.ctx).Warn("worker failed before its first token", "request_id", x.id, "worker", endpoint.GetWorker(),

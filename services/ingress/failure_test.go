@@ -3,8 +3,10 @@ package ingress_test
 import (
 	"bufio"
 	"context"
+	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -376,4 +378,60 @@ func TestDrainEnds(t *testing.T) {
 		t.Errorf("got %q, %v", body, err)
 	}
 	await(t, "the worker to be left", left)
+}
+
+// Workers that are gone cost no tries of the retry budget, however many requests meet
+// them before that is known: what nobody got makes nobody work.
+func TestGoneWorkersCostNoTry(t *testing.T) {
+	e := start(t, nil).ready()
+	good := newWorker(t, "good", answers(textChunk("a"), usageChunk, doneEvent))
+	n := 0
+	e.router.set(func(*routerv1.RouteRequest) (*routerv1.RouteResponse, error) {
+		n++ // no worker is ejected
+		gone := func(name string) *routerv1.Endpoint {
+			return &routerv1.Endpoint{Worker: fmt.Sprint(name, n), Url: "http://127.0.0.1:1", Profile: good.endpoint().GetProfile()}
+		}
+		return &routerv1.RouteResponse{Endpoints: []*routerv1.Endpoint{gone("a"), gone("b"), good.endpoint()}}, nil
+	})
+	for i := range 40 {
+		if resp, text := e.post(chatPath, chatRequest(true, "")); resp.StatusCode != http.StatusOK {
+			t.Fatalf("request %d: %d %s", i, resp.StatusCode, text)
+		}
+	}
+}
+
+// Nor do workers that close their connections as they go: the transport sends the
+// request again, which nobody gets.
+func TestLeavingWorkersCostNoTry(t *testing.T) {
+	e := start(t, nil).ready()
+	good := newWorker(t, "good", answers(textChunk("a"), usageChunk, doneEvent))
+	for i := range 40 {
+		served := 0
+		var s *httptest.Server
+		s = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if served++; served == 1 {
+				answers(textChunk("a"), usageChunk, doneEvent)(w, r)
+				return
+			}
+			_ = s.Listener.Close()
+			conn, _, err := w.(http.Hijacker).Hijack()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_ = conn.Close()
+		}))
+		leaver := &worker{name: fmt.Sprint("leaver-", i), url: s.URL, model: "base-model"}
+		e.router.set(func(*routerv1.RouteRequest) (*routerv1.RouteResponse, error) {
+			return &routerv1.RouteResponse{Endpoints: []*routerv1.Endpoint{leaver.endpoint(), good.endpoint()}}, nil
+		})
+		for range 2 {
+			if resp, text := e.post(chatPath, chatRequest(true, "")); resp.StatusCode != http.StatusOK {
+				t.Fatalf("worker %d: %d %s", i, resp.StatusCode, text)
+			}
+		}
+		if s.Close(); served != 2 {
+			t.Fatalf("worker %d got %d requests", i, served)
+		}
+	}
 }

@@ -158,6 +158,9 @@ type Result struct {
 	// now or cannot be. Another endpoint may be tried whatever the policy says
 	// about failures.
 	Unsent bool
+	// Repeated says that the transport sent it again, because the worker had closed the
+	// connection that it met.
+	Repeated bool
 	// Dropped names members of the body that the provider was not sent.
 	Dropped []string
 	// Committed says that the client has got a part of the answer.
@@ -255,7 +258,7 @@ func (a *attempt) request() (*http.Request, error) {
 			if a.repeated || a.c.Repeat != nil && !a.c.Repeat() {
 				return nil, errRepeat
 			}
-			a.repeated = true
+			a.repeated, a.r.Repeated = true, true
 			return io.NopCloser(bytes.NewReader(body)), nil
 		},
 	}).WithContext(a.ctx), nil
