@@ -102,7 +102,9 @@ func match(ctx context.Context, replicas []*tracker, r *kvtrackerv1.MatchRequest
 				err = errAnswer
 			}
 			t.avoided.Store(time.Now().Add(avoid).UnixNano())
-			if ctx.Err() != nil {
+			// The other end may see a moment before us that the time is over: who would be
+			// asked now could not answer, and is not to be avoided for that.
+			if ctx.Err() != nil || connect.CodeOf(err) == connect.CodeDeadlineExceeded {
 				return nil, err
 			}
 		}

@@ -43,6 +43,7 @@ type fake struct {
 	state   kvtrackerv1.TrackerState
 	fail    bool
 	hang    bool
+	expired bool // it finds that the time is over before the client does
 	asked   int
 	changed chan struct{}
 }
@@ -94,8 +95,11 @@ func (f *fake) asks() int {
 func (f *fake) Match(ctx context.Context, r *kvtrackerv1.MatchRequest) (*kvtrackerv1.MatchResponse, error) {
 	f.mu.Lock()
 	f.asked++
-	fail, hang, state := f.fail, f.hang, f.state
+	fail, hang, expired, state := f.fail, f.hang, f.expired, f.state
 	f.mu.Unlock()
+	if expired {
+		return nil, connect.NewError(connect.CodeDeadlineExceeded, context.DeadlineExceeded)
+	}
 	if hang {
 		<-ctx.Done()
 		return nil, ctx.Err()
@@ -328,7 +332,26 @@ func TestHungReplica(t *testing.T) {
 	one.set(func() { one.hang = true })
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	_, _ = w.Match(ctx, request(sets[0])) // its time may be just enough for the other one
+	_, _ = w.Match(ctx, request(sets[0]))
+	w.expect("the next request", w.ask(sets[0]), other.name)
+}
+
+// The other replica is not asked in the last moment of a request's time, and then avoided
+// because it has not answered.
+func TestTimeIsOver(t *testing.T) {
+	a, b := start(t, "A", 0, 1, follows), start(t, "B", 0, 1, follows)
+	w := follow(t, a, b)
+	w.until("1 asked 1 spare 0 late 0 rebuilding 0 away")
+	one, other := a, b
+	if w.ask(sets[0])[0] == "B" {
+		one, other = b, a
+	}
+	one.set(func() { one.expired = true })
+	before := other.asks()
+	w.expect("the request whose time is over", w.ask(sets[0]), "")
+	if other.asks() != before {
+		t.Error("the other replica was asked")
+	}
 	w.expect("the next request", w.ask(sets[0]), other.name)
 }
 
