@@ -320,15 +320,20 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
+// replicas are two of the same: the one that is asked, and the other.
+func replicas(t *testing.T) (w *world, one, other *fake) {
+	a, b := start(t, "A", 0, 1, follows), start(t, "B", 0, 1, follows)
+	w = follow(t, a, b)
+	w.until("1 asked 1 spare 0 late 0 rebuilding 0 away")
+	if w.ask(sets[0])[0] == "B" {
+		return w, b, a
+	}
+	return w, a, b
+}
+
 // TestHungReplica: a replica that does not answer costs one request its time, not each.
 func TestHungReplica(t *testing.T) {
-	a, b := start(t, "A", 0, 1, follows), start(t, "B", 0, 1, follows)
-	w := follow(t, a, b)
-	w.until("1 asked 1 spare 0 late 0 rebuilding 0 away")
-	one, other := a, b
-	if w.ask(sets[0])[0] == "B" {
-		one, other = b, a
-	}
+	w, one, other := replicas(t)
 	one.set(func() { one.hang = true })
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
@@ -339,13 +344,7 @@ func TestHungReplica(t *testing.T) {
 // The other replica is not asked in the last moment of a request's time, and then avoided
 // because it has not answered.
 func TestTimeIsOver(t *testing.T) {
-	a, b := start(t, "A", 0, 1, follows), start(t, "B", 0, 1, follows)
-	w := follow(t, a, b)
-	w.until("1 asked 1 spare 0 late 0 rebuilding 0 away")
-	one, other := a, b
-	if w.ask(sets[0])[0] == "B" {
-		one, other = b, a
-	}
+	w, one, other := replicas(t)
 	one.set(func() { one.expired = true })
 	before := other.asks()
 	w.expect("the request whose time is over", w.ask(sets[0]), "")
