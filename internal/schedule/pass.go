@@ -433,6 +433,18 @@ func (s *Scheduler) waitBehind(t float64, p *pair, v *view, b before) float64 {
 	return max(v.queue-s.horizon+b.work, pace, s.kvWait(t, p.w, p.need), 0)
 }
 
+// aheadOf tells who goes before a waiter whose place was worked out, by worker.
+func (s *Scheduler) aheadOf(x *waiter) map[*worker]before {
+	out := map[*worker]before{}
+	for _, y := range s.waiters {
+		if y != x && y.best >= 0 && compare(y, x) < 0 {
+			w := y.p[y.best].w
+			out[w] = before{out[w].n + 1, out[w].work + y.work}
+		}
+	}
+	return out
+}
+
 // addLine adds to the predictions for a waiter how long it would stay in line for each
 // worker that it cannot go to now: policies are to know what its client will see.
 func (s *Scheduler) addLine(t float64, x *waiter, e []Estimate) {
@@ -442,14 +454,8 @@ func (s *Scheduler) addLine(t float64, x *waiter, e []Estimate) {
 			continue
 		}
 		if ahead == nil {
-			ahead = map[*worker]before{}
 			s.place(t, x)
-			for _, y := range s.waiters {
-				if y != x && y.best >= 0 && compare(y, x) < 0 {
-					w := y.p[y.best].w
-					ahead[w] = before{ahead[w].n + 1, ahead[w].work + y.work}
-				}
-			}
+			ahead = s.aheadOf(x)
 		}
 		p := &x.p[i]
 		v := s.fit(t, p, &x.c[i])
@@ -466,14 +472,7 @@ func (s *Scheduler) predict(t float64, x *waiter) float64 {
 	}
 	p := &x.p[x.best]
 	v := s.fit(t, p, &x.c[x.best])
-	var b before
-	for _, y := range s.waiters {
-		if y != x && y.best >= 0 && y.p[y.best].w == p.w && compare(y, x) < 0 {
-			b.n++
-			b.work += y.work
-		}
-	}
-	return s.waitBehind(t, p, v, b)
+	return s.waitBehind(t, p, v, s.aheadOf(x)[p.w])
 }
 
 // Wake is when a Pass may find something to dispatch though nothing has

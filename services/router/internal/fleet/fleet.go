@@ -371,8 +371,11 @@ func (t *Table) update(now time.Time, m *kvtrackerv1.WatchWorkersResponse, other
 			tr.Sampled = now.Add(-w.SampleAge.AsDuration())
 			tr.asOf = tr.Sampled
 			held := window.Load{Waiting: float64(line[w.Worker])}
-			if tr.line = window.New(policy.DefaultWindow, trustReady); old != nil && old.line != nil {
+			if old != nil {
 				tr.line = old.line
+			}
+			if tr.line == nil {
+				tr.line = window.New(policy.DefaultWindow, trustReady)
 			}
 			tr.line.Add(tr.Sampled, held)
 			if m := w.LoadMean_30S; m != nil {
