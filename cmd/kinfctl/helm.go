@@ -26,7 +26,7 @@ import (
 const definitions = "kinference-crds"
 
 // definitionsNamespace has its release: the same for everybody, whatever the namespace
-// of his context is, because helm lets a release of another one not have them.
+// of the context in use, because helm lets a release of another one not have them.
 const definitionsNamespace = "default"
 
 // helmEnds is the time that helm has to end when it is asked to.

@@ -14,7 +14,7 @@ type measure struct {
 }
 
 // counted is what two limits must have in common to be compared: the quantity,
-// the time, and who has a count of his own.
+// the time, and whether each caller has a count of its own.
 type counted struct {
 	quantity, currency               string
 	input, cachedInput, output       float64 // weights of tokens
