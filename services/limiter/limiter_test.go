@@ -52,7 +52,7 @@ func window(key string, limit int64, period time.Duration) *limiterv1.Bucket {
 }
 
 func month(key string, limit int64) *limiterv1.Bucket {
-	return &limiterv1.Bucket{Key: key, Kind: &limiterv1.Bucket_Calendar{Calendar: &limiterv1.Calendar{Limit: limit, Period: limiterv1.Calendar_PERIOD_MONTH, TimeZone: "Europe/Berlin"}}}
+	return &limiterv1.Bucket{Key: key, Kind: &limiterv1.Bucket_Calendar{Calendar: &limiterv1.Calendar{Limit: limit, Period: limiterv1.Calendar_PERIOD_MONTH, TimeZone: testenv.Noon()}}}
 }
 
 func concurrency(key string, limit int64) *limiterv1.Bucket {

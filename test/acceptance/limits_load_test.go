@@ -212,7 +212,7 @@ func TestManyClientsOneBucket(t *testing.T) {
 // The death of an ingress frees all that its requests held within the time to live
 // of reservations, at the other ones.
 func TestIngressCrashFreesReservations(t *testing.T) {
-	c := startCluster(t, clusterBinaries(t), 2, 1, tenantFile("", "  limits: [ { name: streams, concurrency: 2, onUnavailable: Deny }, { name: day, tokens: { total: 10000 }, calendar: { period: Day } } ]\n"), "--limit-ttl", "5s", "--limit-lease-ttl", "1s", "--limiter-timeout", "5s")
+	c := startCluster(t, clusterBinaries(t), 2, 1, tenantFile("", "  limits: [ { name: streams, concurrency: 2, onUnavailable: Deny }, { name: day, tokens: { total: 10000 }, "+aDay()+" } ]\n"), "--limit-ttl", "5s", "--limit-lease-ttl", "1s", "--limiter-timeout", "5s")
 	a, b := c.ingress[0], c.ingress[1]
 	for _, p := range c.ingress {
 		c.eventually("ingress serves", func() bool {
@@ -278,8 +278,8 @@ spec: { pathPrefix: /%[1]s, poolRef: { name: all }, authentication: { anonymous:
 apiVersion: kinference.buoyant.io/v1alpha1
 kind: InferenceTenant
 metadata: { name: %[1]s, namespace: test }
-spec: { limits: [ { name: day, tokens: { total: 100000000 }, calendar: { period: Day }, onUnavailable: %[2]s } ] }
-`, mode, strings.ToUpper(mode[:1])+mode[1:])
+spec: { limits: [ { name: day, tokens: { total: 100000000 }, %[3]s, onUnavailable: %[2]s } ] }
+`, mode, strings.ToUpper(mode[:1])+mode[1:], aDay())
 	}
 	c := startCluster(t, clusterBinaries(t), 1, 100, files.String(), "--limit-no-leases", "--limit-ttl", "10m", // nothing is put right by its expiry
 		"--limit-spill", filepath.Join(t.TempDir(), "settlements")) // a long pause leaves more to settle than the queue holds
@@ -377,7 +377,7 @@ spec: { limits: [ { name: day, tokens: { total: 100000000 }, calendar: { period:
 	// All that was used is counted, once.
 	read := func(mode string) int64 {
 		resp, err := c.limiter.Read(t.Context(), &limiterv1.ReadRequest{Organisation: "test/" + mode, Buckets: []*limiterv1.Bucket{{
-			Key: "test/" + mode + "/day", Kind: &limiterv1.Bucket_Calendar{Calendar: &limiterv1.Calendar{Limit: 100_000_000, Period: limiterv1.Calendar_PERIOD_DAY}},
+			Key: "test/" + mode + "/day", Kind: &limiterv1.Bucket_Calendar{Calendar: &limiterv1.Calendar{Limit: 100_000_000, Period: limiterv1.Calendar_PERIOD_DAY, TimeZone: testenv.Noon()}},
 		}}})
 		if err != nil {
 			return -1
@@ -411,7 +411,7 @@ spec: { limits: [ { name: day, tokens: { total: 100000000 }, calendar: { period:
 func TestLatencyOfLimits(t *testing.T) {
 	files := tenantFile("limits: [ { name: org, tokens: { total: 100000000 }, window: 1m } ]", `  limits:
   - { name: tpm, tokens: { total: 100000000 }, window: 1m }
-  - { name: day, tokens: { total: 1000000000 }, calendar: { period: Day } }
+  - { name: day, tokens: { total: 1000000000 }, `+aDay()+` }
   - { name: rpm, requests: 10000000, window: 1m }
 `) + `---
 apiVersion: kinference.buoyant.io/v1alpha1

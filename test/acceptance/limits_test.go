@@ -15,6 +15,7 @@ import (
 	"github.com/kinference/kinference/internal/fleetsim"
 	"github.com/kinference/kinference/internal/fleetsim/engine"
 	"github.com/kinference/kinference/internal/rpc"
+	"github.com/kinference/kinference/internal/testenv"
 	limiterv1 "github.com/kinference/kinference/proto/gen/kinference/limiter/v1"
 	"github.com/kinference/kinference/proto/gen/kinference/limiter/v1/limiterv1connect"
 )
@@ -44,6 +45,9 @@ spec:
 ` + team
 }
 
+// aDay is the period of a daily budget, which does not end during a test.
+func aDay() string { return "calendar: { period: Day, timeZone: " + testenv.Noon() + " }" }
+
 func (e *env) tenants(acme, team string) {
 	e.t.Helper()
 	e.reload("tenants.yaml", tenantFile(acme, team))
@@ -64,7 +68,7 @@ func (e *env) complete(ctx context.Context, prompt, output int, more string) ans
 func (e *env) used(limiter limiterv1connect.LimiterServiceClient, name string, limit int64) (used, leased int64) {
 	e.t.Helper()
 	resp, err := limiter.Read(e.t.Context(), &limiterv1.ReadRequest{Organisation: "test/acme", Buckets: []*limiterv1.Bucket{{
-		Key: "test/team/" + name, Kind: &limiterv1.Bucket_Calendar{Calendar: &limiterv1.Calendar{Limit: limit, Period: limiterv1.Calendar_PERIOD_DAY}},
+		Key: "test/team/" + name, Kind: &limiterv1.Bucket_Calendar{Calendar: &limiterv1.Calendar{Limit: limit, Period: limiterv1.Calendar_PERIOD_DAY, TimeZone: testenv.Noon()}},
 	}}})
 	if err != nil {
 		e.t.Fatal(err)
@@ -117,7 +121,7 @@ func TestFiveRequestsThroughALimit(t *testing.T) {
 // usage or not; the budget has what the engines reported, to the token.
 func TestEveryRouteCounts(t *testing.T) {
 	e := start(t, settings{workers: 1})
-	e.tenants("", "  limits: [ { name: day, tokens: { total: 1000000 }, calendar: { period: Day } }, { name: out, tokens: { output: 500000 }, calendar: { period: Day } } ]\n")
+	e.tenants("", "  limits: [ { name: day, tokens: { total: 1000000 }, "+aDay()+" }, { name: out, tokens: { output: 500000 }, "+aDay()+" } ]\n")
 	limiter := e.limiter()
 	sum, output := int64(0), int64(0)
 	for i, send := range []func() answer{
@@ -196,7 +200,7 @@ func slow(t *testing.T) *env {
 // only what was generated stays, and the permit is free at once.
 func TestClientsThatVanishLeaveNothing(t *testing.T) {
 	e := slow(t)
-	e.tenants("", "  limits: [ { name: day, tokens: { total: 100000 }, calendar: { period: Day } }, { name: streams, concurrency: 2 } ]\n")
+	e.tenants("", "  limits: [ { name: day, tokens: { total: 100000 }, "+aDay()+" }, { name: streams, concurrency: 2 } ]\n")
 	limiter := e.limiter()
 	const prompt, output = 40, 3000
 	for _, stream := range []bool{true, false} {
@@ -287,7 +291,7 @@ func (e *env) try(ctx context.Context, body string, stream bool, began chan<- st
 // tenant's own has room, and its name and level stay secret.
 func TestOrganisationsLimitHolds(t *testing.T) {
 	e := start(t, settings{workers: 1})
-	e.tenants("limits: [ { name: acme-secret, tokens: { total: 150 }, calendar: { period: Day } } ]", "  limits: [ { name: tpm, tokens: { total: 3000 }, window: 1m } ]\n")
+	e.tenants("limits: [ { name: acme-secret, tokens: { total: 150 }, "+aDay()+" } ]", "  limits: [ { name: tpm, tokens: { total: 3000 }, window: 1m } ]\n")
 	if a := e.complete(t.Context(), 50, 50, ""); a.status != http.StatusOK {
 		t.Fatalf("%d %s", a.status, a.body)
 	}
@@ -358,7 +362,7 @@ func (e *env) postWith(body string, header ...string) answer {
 // billion is not one for everything.
 func TestTenantsMaxTokens(t *testing.T) {
 	e := start(t, settings{workers: 1})
-	e.tenants("", "  maxTokens: { default: 10, maximum: 20 }\n  limits: [ { name: day, tokens: { total: 100 }, calendar: { period: Day } } ]\n")
+	e.tenants("", "  maxTokens: { default: 10, maximum: 20 }\n  limits: [ { name: day, tokens: { total: 100 }, "+aDay()+" } ]\n")
 	for _, c := range []struct {
 		more   string
 		output int

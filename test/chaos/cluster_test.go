@@ -24,6 +24,7 @@ import (
 	"github.com/kinference/kinference/internal/fleetsim/engine"
 	"github.com/kinference/kinference/internal/fleetsim/model"
 	"github.com/kinference/kinference/internal/rpc"
+	"github.com/kinference/kinference/internal/testenv"
 	"github.com/kinference/kinference/proto/gen/kinference/accounting/v1/accountingv1connect"
 	"github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1/kvtrackerv1connect"
 	"github.com/kinference/kinference/proto/gen/kinference/limiter/v1/limiterv1connect"
@@ -318,7 +319,7 @@ spec:
 		limits := ""
 		switch k.path {
 		case "chat":
-			limits = fmt.Sprintf("limits: [ { name: day, tokens: { total: %d }, calendar: { period: Day }, onUnavailable: Allow } ]", int64(dayLimit))
+			limits = fmt.Sprintf("limits: [ { name: day, tokens: { total: %d }, calendar: { period: Day, timeZone: %s }, onUnavailable: Allow } ]", int64(dayLimit), testenv.Noon())
 		case "tight":
 			limits = fmt.Sprintf("limits: [ { name: tpm, tokens: { total: %d }, window: 1m, burst: %ds, onUnavailable: Deny } ]", c.tight()*60, tightBurst)
 		}

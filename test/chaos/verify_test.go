@@ -9,6 +9,7 @@ import (
 
 	"github.com/kinference/kinference/internal/bus"
 	"github.com/kinference/kinference/internal/kvhash"
+	"github.com/kinference/kinference/internal/testenv"
 	accountingv1 "github.com/kinference/kinference/proto/gen/kinference/accounting/v1"
 	kvtrackerv1 "github.com/kinference/kinference/proto/gen/kinference/kvtracker/v1"
 	limiterv1 "github.com/kinference/kinference/proto/gen/kinference/limiter/v1"
@@ -248,7 +249,7 @@ func (c *cluster) counted() (used int64, settled bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	resp, err := c.limits.Read(ctx, &limiterv1.ReadRequest{Organisation: "test/chat", Buckets: []*limiterv1.Bucket{{
-		Key: "test/chat/day", Kind: &limiterv1.Bucket_Calendar{Calendar: &limiterv1.Calendar{Limit: dayLimit, Period: limiterv1.Calendar_PERIOD_DAY}},
+		Key: "test/chat/day", Kind: &limiterv1.Bucket_Calendar{Calendar: &limiterv1.Calendar{Limit: dayLimit, Period: limiterv1.Calendar_PERIOD_DAY, TimeZone: testenv.Noon()}},
 	}}})
 	if err != nil {
 		return 0, false
