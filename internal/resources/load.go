@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -21,8 +22,9 @@ const (
 )
 
 // Load reads the *.yaml and *.yml files of a folder (not of its subfolders,
-// nor files whose name begins with a dot) and compiles them. The catalog is
-// nil when any problem is an Error. An empty folder is a good, empty catalog.
+// nor files whose name begins with a dot) and compiles them. One that is no regular
+// file, such as a pipe, is an Error. The catalog is nil when any problem is one. An
+// empty folder is a good, empty catalog.
 func Load(dir string) (*Catalog, Problems) { return Options{}.Load(dir) }
 
 // Load is the function Load for files and folders. Problems name files as they
@@ -127,6 +129,8 @@ func read(dir string) ([]file, Problems) {
 		// Stat follows the links of a mounted ConfigMap.
 		if info, err := os.Stat(path); err == nil && info.IsDir() {
 			continue
+		} else if err == nil && !info.Mode().IsRegular() { // a pipe would hold us up until somebody writes
+			return nil, badFile(name, "is no regular file: only those are read in a folder")
 		}
 		if len(files) == maxFiles {
 			return nil, badFile(dir, "folder has more than %d files", maxFiles)
@@ -141,16 +145,17 @@ func read(dir string) ([]file, Problems) {
 }
 
 func readFile(path, name string) (file, Problems) {
-	info, err := os.Stat(path)
+	f, err := os.Open(path)
+	if err != nil {
+		return file{}, badFile(name, "read file: %v", cause(err))
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1)) // one that is named may be a pipe, whose size nobody knows
 	switch {
 	case err != nil:
 		return file{}, badFile(name, "read file: %v", cause(err))
-	case info.Size() > maxFileBytes:
+	case len(data) > maxFileBytes:
 		return file{}, badFile(name, "file is larger than %d MiB", maxFileBytes>>20)
-	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return file{}, badFile(name, "read file: %v", cause(err))
 	}
 	return file{name, data}, nil
 }
