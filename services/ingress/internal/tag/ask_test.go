@@ -101,6 +101,7 @@ func TestNoAnswer(t *testing.T) {
 		{"complete without having read", "garbled", &classifierv1.ClassifyResponse{Bytes: 4, Tags: ok, Coverage: []*classifierv1.Coverage{{Bytes: 1, Of: 4, Complete: true}}}, nil},
 		{"no tags", "garbled", &classifierv1.ClassifyResponse{Bytes: 4, Coverage: full}, nil},
 		{"too many tags", "garbled", &classifierv1.ClassifyResponse{Bytes: 4, Coverage: full, Tags: make([]*classifierv1.Tag, 1000)}, nil},
+		{"name without end", "garbled", &classifierv1.ClassifyResponse{Bytes: 4, Coverage: full, Tags: append(ok, given("pii-"+strings.Repeat("x", 61), yes))}, nil},
 		{"away", "unavailable", nil, connect.NewError(connect.CodeUnavailable, errors.New("x"))},
 		{"failing", "garbled", nil, connect.NewError(connect.CodeInternal, errors.New("x"))},
 		{"late", "timeout", nil, connect.NewError(connect.CodeDeadlineExceeded, errors.New("x"))},

@@ -28,14 +28,17 @@ func Unclassified(cause string) Result {
 	return Result{Unknown: []*routerv1.UnknownTag{{Tag: "*", Causes: []string{cause}}}, Outcome: cause}
 }
 
-// Bounds of an answer.
-const maxTags, maxUnknown, maxCoverage = 512, 64, 64
+// Bounds of an answer. No tag has a longer name than its definition allows.
+const maxTags, maxName, maxUnknown, maxCoverage = 512, 64, 64, 64
 
 // sensible reports whether an answer can be one to the prompt: it accounts for
 // each byte. What was not accounted for was not read.
 func sensible(r *classifierv1.ClassifyResponse, p *Prompt) bool {
 	bytes := uint64(p.Bytes)
 	if r.GetBytes() != bytes || len(r.GetTags()) == 0 || len(r.GetTags()) > maxTags || len(r.GetCoverage()) == 0 || len(r.GetCoverage()) > maxCoverage {
+		return false
+	}
+	if slices.ContainsFunc(r.GetTags(), func(t *classifierv1.Tag) bool { return len(t.GetName()) > maxName }) {
 		return false
 	}
 	for _, c := range r.GetCoverage() {

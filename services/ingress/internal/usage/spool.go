@@ -20,7 +20,8 @@ import (
 
 const (
 	suffix = ".usage"
-	// readBytes is how much of a file is read at once; no entry is longer.
+	// readBytes is how much of a file is read at once; no entry is longer. What a client
+	// has a say in, ids, names and tags, is bounded to a third of it.
 	readBytes = 256 << 10
 )
 
@@ -236,7 +237,11 @@ func (sp *spool) write(entry []byte) *segment {
 	if sp.size+int64(len(entry)) > sp.set.MaxBytes {
 		sp.tidyLocked(true)
 	}
-	if sp.size+int64(len(entry)) > sp.set.MaxBytes || len(entry) > readBytes {
+	switch {
+	case len(entry) > readBytes:
+		sp.complain(errors.New("an event is too long"))
+		return nil
+	case sp.size+int64(len(entry)) > sp.set.MaxBytes:
 		sp.complain(errors.New("the spool is full"))
 		return nil
 	}

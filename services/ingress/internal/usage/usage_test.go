@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -145,6 +147,26 @@ func files(t *testing.T, dir string) []string {
 		t.Fatal(err)
 	}
 	return list
+}
+
+// The longest event that the bounds of its parts allow is no third of the longest entry.
+func TestLongestEvent(t *testing.T) {
+	name := func(n int) string { return strings.Repeat(`"`, n) } // each takes two bytes
+	full := name(253) + "/" + name(253)
+	r := record(1)
+	r.RequestID, r.User, r.KeyID, r.CostCenter = name(128), name(1024+1+512), name(12), name(128) // issuer#subject
+	r.Tenants = slices.Repeat([]string{full}, 8)
+	r.Model, r.ServedModel = name(256), name(256)
+	r.Pool, r.WorkerSet, r.Provider, r.Rule, r.Worker = full, full, full, name(63), full
+	r.Tags = slices.Repeat([]string{strings.Repeat("x", 64)}, 512)
+	if n := len(bus.EncodeUsage(nil, usage.Event(r, name(253)))); n > 256<<10/3 {
+		t.Errorf("it has %d bytes", n)
+	}
+	s := newStream()
+	u := open(t, t.TempDir(), s, nil)
+	run(t, u)
+	u.Begin(r).End(r)
+	eventually(t, "it is published", func() bool { return s.count() == 1 })
 }
 
 func TestEventsArePublishedAndRemoved(t *testing.T) {
