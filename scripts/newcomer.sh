@@ -20,16 +20,18 @@ set -m
 LISTEN=127.0.0.1:${PORT:-18080} make dev > out.txt 2>&1 &
 make=$!
 set +m
-until grep -q '^data: ' out.txt; do
-  kill -0 "$make" || { cat out.txt; exit 1; }
+# again waits for the next look, and ends it all if `make dev` has ended.
+again() {
+  kill -0 "$make" 2>/dev/null || { cat out.txt; echo "make dev has ended" >&2; exit 1; }
   sleep 0.05
-done
+}
+until grep -q '^data: ' out.txt; do again; done
 first=$(seconds "$start")
-until grep -q 'a first policy' out.txt; do sleep 0.05; done
+until grep -q 'a first policy' out.txt; do again; done
 cp deploy/examples/policies/first.yaml out/dev/
 long=$(printf 'word %.0s' $(seq 2000))
 until [ "$(curl -sS -o answer.json -w '%{http_code}' "http://127.0.0.1:${PORT:-18080}/v1/chat/completions" -H 'content-type: application/json' \
-  -d "{\"model\": \"Qwen/Qwen3.6-27B\", \"messages\": [{\"role\": \"user\", \"content\": \"$long\"}], \"max_tokens\": 1}")" = 403 ]; do sleep 0.1; done
+  -d "{\"model\": \"Qwen/Qwen3.6-27B\", \"messages\": [{\"role\": \"user\", \"content\": \"$long\"}], \"max_tokens\": 1}")" = 403 ]; do again; done
 refused=$(seconds "$start")
 grep -q 'prompts over 512 tokens' answer.json
 mkdir -p "$root/out"
