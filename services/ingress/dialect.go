@@ -10,6 +10,7 @@ import (
 
 	"github.com/kinference/kinference/internal/anthropic"
 	"github.com/kinference/kinference/internal/openai"
+	"github.com/kinference/kinference/services/ingress/internal/proxy"
 )
 
 // Paths of the Messages API.
@@ -63,6 +64,8 @@ type translator interface {
 	End(dst []byte) []byte
 	Error(dst []byte, e *openai.Error) []byte
 	Ping(dst []byte) []byte
+	// Ended reports whether the stream has its last event, for whatever reason.
+	Ended() bool
 }
 
 // speech is how a dialect makes its answers.
@@ -190,9 +193,11 @@ func (f *feed) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// translate writes events of a chat completion stream.
+// translate writes events of a chat completion stream. After an event that ends the
+// client's stream, because it is an error or makes no sense, the rest is of no use.
 func (e *edge) translate(p []byte) error {
 	e.feed.rest = p
+	done := false
 	e.out = e.out[:0]
 	for len(e.feed.rest) > 0 {
 		if err := e.events.Fill(); err != nil {
@@ -203,14 +208,17 @@ func (e *edge) translate(p []byte) error {
 			case event.Data == nil:
 				e.out = e.stream.Ping(e.out)
 			case event.Done():
-				e.out = e.stream.End(e.out)
+				e.out, done = e.stream.End(e.out), true
 			default:
 				e.out = e.stream.Chunk(e.out, event.Data)
 			}
 		}
 	}
-	_, err := e.w.Write(e.out)
-	return err
+	if _, err := e.w.Write(e.out); err != nil || done || !e.stream.Ended() {
+		return err
+	}
+	_ = e.flush() // nobody else does after the fault
+	return proxy.ErrInvalid
 }
 
 // FlushError implements what http.ResponseController looks for.
@@ -233,17 +241,14 @@ func (e *edge) flush() error {
 	return e.ctl.Flush()
 }
 
-// message writes an answer in one piece.
+// message writes an answer in one piece, if it is one.
 func (e *edge) message() error {
-	h := e.w.Header()
-	h.Del("Content-Length")
 	out, err := e.speech.whole(nil, e.whole)
 	e.whole = nil
 	if err != nil {
-		e.refuse(openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The model server gave no valid answer."))
-		return nil
+		return proxy.ErrInvalid
 	}
-	h.Set("Content-Length", strconv.Itoa(len(out)))
+	e.w.Header().Set("Content-Length", strconv.Itoa(len(out)))
 	e.open(http.StatusOK)
 	_, err = e.w.Write(out)
 	return err

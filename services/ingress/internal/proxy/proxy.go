@@ -17,6 +17,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"io"
+	"maps"
 	"mime"
 	"net"
 	"net/http"
@@ -89,6 +90,10 @@ var (
 	// ErrStopping says that this process stops and the time for streams is over.
 	ErrStopping = errors.New("ingress is stopping")
 )
+
+// ErrInvalid is what the writer of an answer returns if it can make nothing of it that its
+// client would understand. A client whose stream was begun has been told.
+var ErrInvalid = errors.New("no valid answer")
 
 var (
 	errFirstByte = errors.New("no first token in time")
@@ -431,9 +436,7 @@ func (a *attempt) whole(w http.ResponseWriter, resp *http.Response) {
 		}
 	}
 	if err := a.chunk.Parse(body); err != nil {
-		a.refusal = http.StatusBadGateway
-		a.fail(Status, err)
-		a.r.Err = openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The model server gave no valid answer.")
+		a.invalid(err)
 		return
 	}
 	if a.chunk.Error.Given() { // an error under status 200
@@ -441,9 +444,7 @@ func (a *attempt) whole(w http.ResponseWriter, resp *http.Response) {
 		return
 	}
 	if a.c.Stream { // SDKs would take it for an empty stream
-		a.refusal = http.StatusBadGateway
-		a.fail(Status, errors.New("no event stream"))
-		a.r.Err = openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The model server gave no valid answer.")
+		a.invalid(errors.New("no event stream"))
 		return
 	}
 	a.count()
@@ -455,6 +456,7 @@ func (a *attempt) whole(w http.ResponseWriter, resp *http.Response) {
 	}
 	a.r.LastContent = time.Now()
 	h := w.Header()
+	before := maps.Clone(h)
 	if a.prepared == nil { // what a provider tells in its header is for us
 		copyHeader(h, resp.Header)
 	}
@@ -462,11 +464,24 @@ func (a *attempt) whole(w http.ResponseWriter, resp *http.Response) {
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	a.r.Committed = true
 	a.out.write(body)
-	if err := a.out.flush(); err != nil {
+	switch err := a.out.flush(); {
+	case err == nil:
+		a.r.FirstWritten = time.Now()
+	case errors.Is(err, ErrInvalid): // nothing of it was written
+		clear(h)
+		maps.Copy(h, before)
+		a.r.Committed = false
+		a.invalid(err)
+	default:
 		a.gone(err)
-		return
 	}
-	a.r.FirstWritten = time.Now()
+}
+
+// invalid notes an answer that is none.
+func (a *attempt) invalid(err error) {
+	a.refusal = http.StatusBadGateway
+	a.fail(Status, err)
+	a.r.Err = openai.Server(http.StatusBadGateway, openai.CodeUpstream, "The model server gave no valid answer.")
 }
 
 var errTooLarge = errors.New("answer too large")
@@ -596,8 +611,14 @@ func (a *attempt) errorEvent() {
 	a.r.Retry = !a.r.Committed && (e.Status >= 500 || e.Status == http.StatusTooManyRequests)
 }
 
-// gone notes that the client does not take what we write.
+// gone notes that the client does not take what we write, or that what we write is of
+// no use to it, and ends the attempt.
 func (a *attempt) gone(err error) {
+	if errors.Is(err, ErrInvalid) {
+		a.invalid(err)
+		a.cancel(err)
+		return
+	}
 	a.cancel(context.Canceled)
 	a.r.Reason, a.r.Cause, a.r.Retry, a.r.Err = Canceled, err, false, nil
 }

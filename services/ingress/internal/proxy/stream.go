@@ -40,7 +40,7 @@ func (a *attempt) stream(w http.ResponseWriter, resp *http.Response) {
 			s.take(&e)
 			continue
 		}
-		if err := a.out.flush(); err != nil {
+		if err := a.out.flush(); err != nil && !(s.failed && errors.Is(err, ErrInvalid)) {
 			a.gone(err)
 			return
 		}
