@@ -138,6 +138,54 @@ func TestWorkerRefuses(t *testing.T) {
 }
 
 // When all workers failed the router is asked once more, without them.
+// An error whose rest does not come is answered, or tried elsewhere, by its status.
+func TestErrorStalls(t *testing.T) {
+	stalls := func(status int, encoding string) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			w.Header().Set("Content-Type", "application/json")
+			text := `{"error":{"mess`
+			if encoding == "gzip" {
+				w.Header().Set("Content-Encoding", encoding)
+				text = "\x1f\x8b"
+			}
+			w.WriteHeader(status)
+			_, _ = io.WriteString(w, text)
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		}
+	}
+	e := start(t, func(c *ingress.Config, _ *routerv1.Catalog) { c.IdleTimeout = 50 * time.Millisecond }).ready()
+	other := newWorker(t, "other", refuses(http.StatusOK, usageText(8, 0, 3)))
+	for _, c := range []struct {
+		name     string
+		status   int
+		encoding string
+		stream   bool
+		want     int
+	}{
+		{"worker", 400, "", false, 400},
+		{"worker", 400, "", true, 400},
+		{"worker", 400, "gzip", false, 400},
+		{"worker", 500, "", false, 200},
+		{"worker", 429, "", false, 200},
+		{"provider ns/cloud", 400, "", true, 400},
+		{"provider ns/cloud", 500, "", false, 200},
+	} {
+		w := newWorker(t, c.name, stalls(c.status, c.encoding))
+		e.router.set(func(*routerv1.RouteRequest) (*routerv1.RouteResponse, error) {
+			first := w.endpoint()
+			if provider, ok := strings.CutPrefix(c.name, "provider "); ok {
+				first = &routerv1.Endpoint{Worker: w.name, Url: w.url, Provider: provider, UpstreamModel: "vendor/m"}
+			}
+			return &routerv1.RouteResponse{Endpoints: []*routerv1.Endpoint{first, other.endpoint()}}, nil
+		})
+		if resp, body := e.post(chatPath, chatRequest(c.stream, "")); resp.StatusCode != c.want {
+			t.Errorf("%+v: %d %s", c, resp.StatusCode, body)
+		}
+	}
+}
+
 func TestAllFail(t *testing.T) {
 	e := start(t, nil).ready()
 	a, b := newWorker(t, "a", closes()), newWorker(t, "b", refuses(500, "{}"))

@@ -30,6 +30,9 @@ import (
 	"github.com/kinference/kinference/internal/provider"
 )
 
+// refusalTime is how long we wait for the rest of an answer that is an error.
+const refusalTime = 5 * time.Second
+
 // Settings of a Proxy. All are required.
 type Settings struct {
 	Connect   time.Duration // to open a connection
@@ -294,6 +297,11 @@ func (a *attempt) send(w http.ResponseWriter, transport http.RoundTripper) {
 		return
 	}
 	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK { // the status tells most, and half an error is enough
+		body := resp.Body
+		late := time.AfterFunc(min(a.p.set.Idle, refusalTime), func() { body.Close() })
+		defer late.Stop()
+	}
 	isStream := func(kind string) bool { return kind == "text/event-stream" }
 	if a.prepared != nil {
 		isStream = a.prepared.IsStream
@@ -375,7 +383,7 @@ func (a *attempt) refused(resp *http.Response) {
 	}
 	status := resp.StatusCode
 	a.refusedWith(status, resp.Header)
-	a.r.Reason = Status
+	a.r.Reason, a.r.Retry = Status, false
 	a.r.Cause = errors.New("status " + strconv.Itoa(status))
 	switch {
 	case status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable:
