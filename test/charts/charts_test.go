@@ -212,7 +212,8 @@ func TestRefused(t *testing.T) {
 		{"accounting.replicas=2", "accounting.ledger.postgres.secret is needed"},
 		{"global.nats.url=", "global.nats.url or global.nats.urlSecret.name is needed"},
 		{"router.keys.namespaces={tenants}", "router.keys.namespaces is of no use without router.namespaces"},
-		{"router.webhook.enabled=true", "webhook.certSecret is needed"},
+		{"router.webhook.enabled=true,router.webhook.caBundle=Cg==", "webhook.certSecret is needed"},
+		{"router.webhook.enabled=true,router.webhook.certSecret=cert", "router.webhook.caBundle or router.webhook.certManager is needed"},
 		// Lists whose entries lack what bounds them.
 		{"ingress.providers.fromAPI[0].namespace=tenants", "a Role without names is for all Secrets"},
 		{"ingress.providers.fromAPI[0].names={claude}", "needs namespace and names"},
