@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/kinference/kinference/api/v1alpha1"
 )
 
 func installCommand() *cobra.Command { return applyCommand("install") }
@@ -118,10 +120,21 @@ Volume claims stay. With --dry-run the objects that would be deleted are listed.
 		if err != nil {
 			return err
 		}
+		c.settle(ctx, names)
 		_, err = c.ask(ctx, append([]string{"delete", "customresourcedefinitions", "--ignore-not-found"}, names...)...)
 		return err
 	}
 	return cmd
+}
+
+// settle waits until the API server serves the resources of definitions. It looks at them
+// before it deletes a definition, and again five minutes later only if the cache that it
+// has just begun for them was not ready. A question waits for that cache.
+func (c *cluster) settle(ctx context.Context, names []string) {
+	for _, name := range names {
+		resource, group, _ := strings.Cut(name, ".")
+		_, _ = c.ask(ctx, "get", "--raw", "/apis/"+group+"/"+v1alpha1.Version+"/"+resource) // what is not there needs no wait
+	}
 }
 
 // list names the objects of a release.

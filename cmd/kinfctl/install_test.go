@@ -176,6 +176,37 @@ wait
 	}
 }
 
+// Before definitions are deleted, each is asked for its resources: else one that is new may
+// be deleted five minutes later.
+func TestUninstallAsksFirst(t *testing.T) {
+	apart(t)
+	dir := t.TempDir()
+	said := filepath.Join(dir, "said")
+	for program, text := range map[string]string{"helm": "true", "kubectl": `echo "$@" >>"` + said + `"; [ "$1" = delete ]`} {
+		if err := os.WriteFile(filepath.Join(dir, program), []byte("#!/bin/sh\n"+text+"\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out, err := kinfctlErr(t, "uninstall", "--definitions", "--helm", filepath.Join(dir, "helm"), "--kubectl", filepath.Join(dir, "kubectl")); err != nil {
+		t.Fatal(err, out)
+	}
+	raw, err := os.ReadFile(said)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
+	last := lines[len(lines)-1]
+	if len(lines) != 7 || !strings.HasPrefix(last, "delete customresourcedefinitions ") {
+		t.Fatalf("kubectl was asked\n%s", raw)
+	}
+	for _, l := range lines[:6] {
+		path := strings.Fields(l)[2]
+		if name := path[strings.LastIndex(path, "/")+1:]; path != "/apis/kinference.buoyant.io/v1alpha1/"+name || !strings.Contains(last, " "+name+".kinference.buoyant.io ") {
+			t.Errorf("kubectl was asked %s", l)
+		}
+	}
+}
+
 // From an empty cluster and back, by kinfctl alone, against a real API.
 func TestInstall(t *testing.T) {
 	helm, k := testenv.Helm(t), testenv.Kube(t)
@@ -275,9 +306,6 @@ stringData: { uri: "postgres://" }
 		t.Errorf("it stays behind:\n%s", got)
 	}
 	run("", "install", "--profile", "dev")
-	// The API server deletes what it has just begun to serve five minutes later, if its
-	// caches are not ready: a question waits for them.
-	kubectl("", "get", "gatewaybackends,inferencepolicies,inferencepools,inferenceproviders,inferencetenants,inferenceworkersets", "-A")
 	for range 2 { // the second has nothing to do
 		run("", "uninstall", "--definitions", "--kubectl", k.Program("kubectl"))
 	}
