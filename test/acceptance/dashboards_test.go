@@ -257,6 +257,51 @@ func TestDashboardsAndRules(t *testing.T) {
 	e.eventually("objectives are recorded", func() bool { return up("count(kinference:objective_total:increase1h) >= 4") })
 }
 
+// What replicas of a kvtracker count alike the dashboards show once, and add up over its
+// shards.
+func TestTrackerReplicasCountOnce(t *testing.T) {
+	if _, err := exec.LookPath("promtool"); err != nil {
+		t.Fatal("promtool is missing: run scripts/deps.sh")
+	}
+	var rules, tests strings.Builder
+	rules.WriteString("groups:\n- name: panels\n  rules:\n")
+	// Ten each, and one more every 15 s: of two shards with two replicas each.
+	tests.WriteString("rule_files: [ rules.yaml ]\ntests:\n- interval: 15s\n  input_series:\n")
+	for _, series := range []string{`blocks{medium="gpu"`, `workers{state="known"`, `events_total{job="k"`, `clears_total{reason="gap"`} {
+		for _, pod := range []string{`pod="a",shard="0/2"`, `pod="b",shard="0/2"`, `pod="c",shard="1/2"`, `pod="d",shard="1/2"`} {
+			fmt.Fprintf(&tests, "  - series: 'kinference_kvtracker_%s,%s}'\n    values: 10+1x40\n", series, pod)
+		}
+	}
+	tests.WriteString("  promql_expr_test:\n")
+	n := 0
+	for _, q := range dashboardQueries(t, "../../deploy/dashboards") {
+		want, ok := map[string]string{
+			"worker.json: Blocks in the index":          `{ labels: '{medium="gpu"}', value: 60 }`, // after 5 min
+			"worker.json: Workers in the index":         `{ labels: '{state="known"}', value: 60 }`,
+			"worker.json: Events applied":               `{ labels: '{}', value: 0.13333333333333333 }`,
+			"worker.json: Workers whose cache was lost": `{ labels: '{reason="gap"}', value: 8 }`,
+		}[q.place]
+		if !ok {
+			continue
+		}
+		n++
+		fmt.Fprintf(&rules, "  - { record: panel%d, expr: %q }\n", n, grafana.Replace(q.text))
+		fmt.Fprintf(&tests, "  - expr: %q\n    eval_time: 5m\n    exp_samples: [ %s ]\n", grafana.Replace(q.text), want)
+	}
+	if n != 4 {
+		t.Errorf("%d panels are checked, want 4", n)
+	}
+	dir := t.TempDir()
+	for name, text := range map[string]string{"rules.yaml": rules.String(), "tests.yaml": tests.String()} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out, err := exec.CommandContext(t.Context(), "promtool", "test", "rules", filepath.Join(dir, "tests.yaml")).CombinedOutput(); err != nil { //nolint:gosec // a file of ours
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 // grafana puts values in the place of Grafana's variables.
 var grafana = strings.NewReplacer("$__rate_interval", "1m", "$__range", "5m", "$tenant", ".*", "$model", ".*", "$pool", ".*", "$set", ".*", "$objective", ".*", "$organisation", ".*")
 

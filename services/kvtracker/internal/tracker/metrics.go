@@ -3,6 +3,7 @@ package tracker
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -26,11 +27,15 @@ type metrics struct {
 	saved    metric.Int64Gauge
 
 	reasons []metric.MeasurementOption // by kvindex.Reason
+	// shard is on what replicas of a shard count alike, so that who adds up can take one.
+	shard   attribute.KeyValue
+	whole   metric.MeasurementOption // the shard alone
 	observe metric.Registration
 }
 
 func newMetrics(m metric.Meter, t *Tracker) (*metrics, error) {
-	x := &metrics{}
+	x := &metrics{shard: attribute.String("shard", fmt.Sprintf("%d/%d", t.shard.Index, max(t.shard.Count, 1)))}
+	x.whole = metric.WithAttributeSet(attribute.NewSet(x.shard))
 	var errs [20]error
 	x.messages, errs[0] = m.Int64Counter("kinference.kvtracker.messages",
 		metric.WithDescription("Messages about workers, by kind and what became of them"), metric.WithUnit("{message}"))
@@ -92,17 +97,17 @@ func newMetrics(m metric.Meter, t *Tracker) (*metrics, error) {
 	x.observe, err = m.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		c := t.count()
 		for m, n := range c.blocks {
-			o.ObserveInt64(blocks, int64(n), metric.WithAttributes(attribute.String("medium", kvindex.Medium(m).String())))
+			o.ObserveInt64(blocks, int64(n), metric.WithAttributes(x.shard, attribute.String("medium", kvindex.Medium(m).String())))
 		}
-		o.ObserveInt64(excess, int64(c.excess))
+		o.ObserveInt64(excess, int64(c.excess), x.whole)
 		for state, n := range map[string]int{"known": c.known, "ready": c.ready, "suspended": c.suspended, "incomplete": c.incomplete} {
-			o.ObserveInt64(workers, int64(n), metric.WithAttributes(attribute.String("state", state)))
+			o.ObserveInt64(workers, int64(n), metric.WithAttributes(x.shard, attribute.String("state", state)))
 		}
 		o.ObserveInt64(pending, int64(c.pending))
 		o.ObserveInt64(late, int64(c.late))
 		i := t.index.Load().Info()
 		o.ObserveInt64(size, int64(i.Bytes))
-		o.ObserveInt64(distinct, int64(i.Blocks))
+		o.ObserveInt64(distinct, int64(i.Blocks), x.whole)
 		o.ObserveInt64(states, int64(i.States))
 		o.ObserveInt64(holed, int64(i.Holed))
 		return nil
@@ -133,7 +138,9 @@ func (x *metrics) message(ctx context.Context, kind, result string) {
 	x.messages.Add(ctx, 1, metric.WithAttributes(attribute.String("kind", kind), attribute.String("result", result)))
 }
 
-func (x *metrics) clear(ctx context.Context, why string) { x.clears.Add(ctx, 1, reason(why)) }
+func (x *metrics) clear(ctx context.Context, why string) {
+	x.clears.Add(ctx, 1, metric.WithAttributes(x.shard, attribute.String("reason", why)))
+}
 
 func (x *metrics) skipped(ctx context.Context, why string, n int) {
 	if n > 0 {
@@ -145,7 +152,7 @@ func (x *metrics) skipped(ctx context.Context, why string, n int) {
 // count as skipped in the worker's state: malformed ones and those without a
 // parent. The other reasons are in the nature of the engine's events.
 func (x *metrics) result(ctx context.Context, r *kvindex.Result) int {
-	x.applied.Add(ctx, int64(r.Events))
+	x.applied.Add(ctx, int64(r.Events), x.whole)
 	for i, n := range r.Skipped {
 		if n > 0 {
 			x.skips.Add(ctx, int64(n), x.reasons[i])
