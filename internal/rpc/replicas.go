@@ -31,6 +31,9 @@ const (
 	// mostLate calls in a row that ran out of time, none of them answered, are
 	// taken for the end of a replica: pings take seconds to find one that hangs.
 	mostLate = 3
+	// settled is how long a replica must have been well before clients that prefer it go
+	// to it: one that was just started knows little yet, and may fail again.
+	settled = time.Minute
 	// maxReplicas bounds what a name server can make a client remember.
 	maxReplicas = 64
 )
@@ -38,9 +41,11 @@ const (
 // replicas sends calls to one of several replicas of a service. All calls go to
 // the same one as long as it answers, because a router knows only of requests that
 // it was asked about and a classifier remembers conversations. When it fails, the
-// call is repeated at the next one, which is used until it fails in turn: going back
-// would tell one router of the ends of requests that another one still counts, and
-// holds others back for. Each client has an order of its own, so that clients spread.
+// call is repeated at the next one. Each client has an order of its own, so that clients
+// spread, and goes to the first in it once that has been well for a while: else those
+// of a replica that was restarted would stay away from it, and a new one get none. What
+// belongs to calls before, such as the ends of requests, goes where those went: see
+// [Stay] and [At].
 //
 // Calls are repeated only if no answer has begun. The services allow for it: what
 // a call did at a replica that died with the answer has no effect twice. Those that
@@ -51,6 +56,7 @@ type replicas struct {
 	open  func(address string, several bool) *http.Transport
 	look  chan struct{} // asks for a look-up of names
 	every time.Duration // between two looks
+	rests time.Duration // that one must have been well to be gone to
 
 	mu      sync.Mutex
 	list    []*replica // in order of preference
@@ -65,7 +71,8 @@ type replica struct {
 
 	// Guarded by replicas.mu.
 	away bool
-	late int // calls in a row that ran out of time
+	late int       // calls in a row that ran out of time
+	well time.Time // since when it is known, or back
 }
 
 func (r *replica) String() string {
@@ -123,7 +130,7 @@ func dial(ctx context.Context, list string) (client connect.HTTPClient, base str
 }
 
 func several(ctx context.Context, seeds []*url.URL, every time.Duration, open func(string, bool) *http.Transport) *replicas {
-	p := &replicas{log: daemon.Logger(ctx), seeds: seeds, every: every, open: open, look: make(chan struct{}, 1)}
+	p := &replicas{log: daemon.Logger(ctx), seeds: seeds, every: every, rests: settled, open: open, look: make(chan struct{}, 1)}
 	for _, u := range seeds {
 		p.list = append(p.list, &replica{base: u, Transport: open("", len(seeds) > 1)})
 	}
@@ -189,10 +196,11 @@ func (p *replicas) Do(req *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 	}
+	place, _ := req.Context().Value(placeKey{}).(*Place)
 	var tried []*replica
 	var last error
 	for {
-		r := p.pick(tried)
+		r := p.pick(tried, place.get())
 		if r == nil {
 			return nil, last
 		}
@@ -208,6 +216,7 @@ func (p *replicas) Do(req *http.Request) (*http.Response, error) {
 		resp, err := r.RoundTrip(attempt)
 		if err == nil {
 			p.answered(r)
+			place.set(r)
 			return resp, nil
 		}
 		last = err
@@ -224,11 +233,14 @@ func (p *replicas) Do(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// pick returns the replica to ask next, nil when all were tried: the one in use,
-// others that are well, and at last those that are said to be away.
-func (p *replicas) pick(tried []*replica) *replica {
+// pick returns the replica to ask next, nil when all were tried: where the call belongs,
+// the one in use, others that are well, and at last those that are said to be away.
+func (p *replicas) pick(tried []*replica, belongs *replica) *replica {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if belongs != nil && !belongs.away && !slices.Contains(tried, belongs) {
+		return belongs
+	}
 	if !p.current.away && !slices.Contains(tried, p.current) {
 		return p.current
 	}
@@ -309,7 +321,17 @@ func (p *replicas) follow(ctx context.Context) {
 			resolved = time.Time{}
 		case <-tick.C:
 			p.lookAt(ctx)
+			p.prefer()
 		}
+	}
+}
+
+// prefer goes to the first replica in the client's order if that has settled.
+func (p *replicas) prefer() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if first := p.list[0]; first != p.current && !first.away && time.Since(first.well) > p.rests {
+		p.use(first)
 	}
 }
 
@@ -327,7 +349,7 @@ func (p *replicas) resolve(ctx context.Context) {
 				return
 			}
 		}
-		added = append(added, &replica{base: base, address: address})
+		added = append(added, &replica{base: base, address: address, well: time.Now()})
 	}
 	for _, u := range p.seeds {
 		addresses, err := lookUp(ctx, u)
@@ -415,7 +437,7 @@ func (p *replicas) lookAt(ctx context.Context) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			p.log.Info("replica is back", "replica", r.String())
-			r.away, r.late = false, 0
+			r.away, r.late, r.well = false, 0, time.Now()
 			if p.current.away && slices.Contains(p.list, r) {
 				p.use(r)
 			}

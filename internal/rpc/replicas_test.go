@@ -169,6 +169,71 @@ func TestReplicaDies(t *testing.T) {
 	}
 }
 
+// Once the replica that a client prefers has been back for a while, calls go to it
+// again, but for those that belong to the one that was used meanwhile.
+func TestCallsGoHome(t *testing.T) {
+	members, p, client := group(t, 3)
+	home, _ := find(p, members)
+	rests := func(d time.Duration) { p.mu.Lock(); p.rests = d; p.mu.Unlock() }
+	call := func(place *Place) {
+		t.Helper()
+		if _, err := client.Match(Stay(t.Context(), place), &kvtrackerv1.MatchRequest{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rests(time.Hour)
+	home.srv.Close()
+	var before, after Place
+	call(&before)
+	used, others := find(p, members)
+	home.start(t)
+	eventually(t, "the first one is back", func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return !p.list[0].away
+	})
+	if now, _ := find(p, members); now != used {
+		t.Error("it went back at once")
+	}
+	rests(0)
+	eventually(t, "it goes home", func() bool { return p.inUse() == home.addr })
+	call(&after)
+	call(&before)
+	if home.calls.Load() != 1 || used.calls.Load() != 2 || before.Same(&after) || before.Same(nil) {
+		t.Errorf("%d calls at home and %d at the other, want 1 and 2", home.calls.Load(), used.calls.Load())
+	}
+	used.srv.Close() // what belongs to it goes where all go, and stays there
+	call(&before)
+	if home.calls.Load() != 2 || !before.Same(&after) {
+		t.Errorf("%d calls at home, want 2", home.calls.Load())
+	}
+	for _, m := range others {
+		if m != home && m != used && m.calls.Load() > 0 {
+			t.Error("the third one was asked")
+		}
+	}
+}
+
+// One that joins is gone to by its share of the clients.
+func TestNewReplicaGetsClients(t *testing.T) {
+	moved := 0
+	for range 200 {
+		old, joins := &url.URL{Scheme: "http", Host: "127.0.0.1:1"}, &url.URL{Scheme: "http", Host: "127.0.0.1:2"}
+		p := several(t.Context(), []*url.URL{old}, time.Hour, func(string, bool) *http.Transport { return new(http.Transport) })
+		p.seeds, p.rests = append(p.seeds, joins), 0
+		p.resolve(t.Context())
+		if p.prefer(); p.current != p.list[0] || len(p.list) != 2 {
+			t.Fatalf("%v, in use %v", p.list, p.current)
+		}
+		if p.current.base == joins {
+			moved++
+		}
+	}
+	if moved < 50 || moved > 150 {
+		t.Errorf("%d of 200 clients go to the second of two replicas", moved)
+	}
+}
+
 // A call in progress at a replica that dies is answered by the next one.
 func TestReplicaDiesWithACall(t *testing.T) {
 	members, p, client := group(t, 2)

@@ -116,7 +116,7 @@ func (x *exchange) forward() *openai.Error {
 				return last
 			}
 			if name := endpoint.GetWorker(); name != booked {
-				x.reports.Moved(x.id, name, why)
+				x.reports.Moved(x.place, x.id, name, why)
 				booked = name
 			}
 			if beside := x.attempt(of, endpoint, endpoints[i+1:], header); beside != "" {
@@ -258,7 +258,7 @@ func (x *exchange) call(of *tried, endpoint *routerv1.Endpoint, header http.Head
 		Model: openai.AppendString(nil, x.req.Model), HideUsage: x.req.Stream && !x.req.IncludeUsage,
 		HideRunning: x.req.Stream && !x.req.ContinuousUsage, Provider: outside, Choices: x.perPrompt(), Prompts: x.req.Prompts, OnUsage: x.measured.progress,
 		Idle: x.idleTimeout(), Repeat: of.budget.Take,
-		OnFirst: func(sinceSent time.Duration) { x.reports.FirstToken(x.id, sinceSent) },
+		OnFirst: func(sinceSent time.Duration) { x.reports.FirstToken(x.place, x.id, sinceSent) },
 	}, nil
 }
 

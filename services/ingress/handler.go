@@ -10,6 +10,7 @@ import (
 	"github.com/kinference/kinference/internal/anthropic"
 	"github.com/kinference/kinference/internal/openai"
 	"github.com/kinference/kinference/internal/responses"
+	"github.com/kinference/kinference/internal/rpc"
 	"github.com/kinference/kinference/services/ingress/internal/meter"
 )
 
@@ -67,7 +68,7 @@ func (v *server) post(w http.ResponseWriter, r *http.Request, a *admission, rout
 		w.Header().Set("X-Request-Id", id)
 		v.ids.Store(id, nil)
 	}
-	x := &exchange{server: v, admission: a, w: w, r: r, id: id, unique: meter.NewID(), label: otherModel}
+	x := &exchange{server: v, admission: a, w: w, r: r, id: id, unique: meter.NewID(), label: otherModel, place: new(rpc.Place)}
 	x.req.Route = route
 	switch a.path {
 	case pathMessages:
@@ -82,7 +83,7 @@ func (v *server) post(w http.ResponseWriter, r *http.Request, a *admission, rout
 		x.settle()
 		if x.routed {
 			x.compareCount()
-			v.reports.Done(id, x.outcome(), x.reported(), func() { v.ids.Delete(id) })
+			v.reports.Done(x.place, id, x.outcome(), x.reported(), func() { v.ids.Delete(id) })
 		} else {
 			v.ids.Delete(id)
 		}

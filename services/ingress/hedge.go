@@ -67,7 +67,7 @@ func (h *hedge) run() {
 	call.Race = &h.race
 	first := call.OnFirst
 	call.OnFirst = func(sinceSent time.Duration) {
-		x.reports.Moved(x.id, h.endpoint.GetWorker(), movedHedged)
+		x.reports.Moved(x.place, x.id, h.endpoint.GetWorker(), movedHedged)
 		first(sinceSent)
 	}
 	h.sent = true

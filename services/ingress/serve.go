@@ -59,9 +59,10 @@ type exchange struct {
 	measured   measured
 	retry      retry
 
-	counting   bool // it only asks how many tokens it has
-	routed     bool // the router has it in its ledger
-	overloaded bool // the router had no room for it
+	counting   bool       // it only asks how many tokens it has
+	routed     bool       // the router has it in its ledger
+	place      *rpc.Place // which router; reports that wait hold on to it, not to the exchange
+	overloaded bool       // the router had no room for it
 	attempts   int
 	broken     int                // endpoints that took it and broke or hung on it
 	endpoint   *routerv1.Endpoint // of the last attempt
@@ -209,7 +210,7 @@ func (x *exchange) route(exclude []string) ([]*routerv1.Endpoint, *openai.Error)
 	before := x.routed
 	x.routed = true
 	for delay := 50 * time.Millisecond; ; delay *= 2 {
-		answer, err := x.router.Route(ctx, request)
+		answer, err := x.router.Route(rpc.Stay(ctx, x.place), request)
 		if err == nil {
 			x.measured.decision = answer
 			x.retry = retry{attempts: int(answer.GetAttempts()), on: answer.GetRetryOn(), hedge: answer.GetHedge()}

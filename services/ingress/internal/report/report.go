@@ -2,7 +2,8 @@
 // request wait for it.
 //
 // Reports go into a bounded queue and leave in batches, in order: the first
-// one at once, those that arrive during a call together with the next. While
+// one at once, those that arrive during a call together with the next. Each goes to
+// the router that the request was routed by, as long as that one answers. While
 // the router is away they are kept and sent later; when the queue is full the
 // oldest are dropped and counted, because the router forgets old requests by
 // itself. All methods are safe for concurrent use.
@@ -18,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kinference/kinference/internal/openai"
+	"github.com/kinference/kinference/internal/rpc"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
 )
 
@@ -48,6 +50,7 @@ type Queue struct {
 }
 
 type entry struct {
+	to     *rpc.Place
 	report *routerv1.Report
 	after  func()
 }
@@ -61,20 +64,21 @@ func New(client Client, drop func(n int)) *Queue {
 	return &Queue{client: client, drop: drop, wake: make(chan struct{}, 1), moved: make(chan struct{})}
 }
 
-// Moved reports that the request goes to another worker.
-func (q *Queue) Moved(id, worker, reason string) {
-	q.add(&routerv1.Report{RequestId: id, Event: &routerv1.Report_Moved{Moved: &routerv1.Moved{Worker: worker, Reason: reason}}}, nil)
+// Moved reports that the request goes to another worker. Here and below, to is the router
+// that it was routed by; nil: whichever is in use.
+func (q *Queue) Moved(to *rpc.Place, id, worker, reason string) {
+	q.add(to, &routerv1.Report{RequestId: id, Event: &routerv1.Report_Moved{Moved: &routerv1.Moved{Worker: worker, Reason: reason}}}, nil)
 }
 
 // FirstToken reports the time from sending to the first token.
-func (q *Queue) FirstToken(id string, ttft time.Duration) {
-	q.add(&routerv1.Report{RequestId: id, Event: &routerv1.Report_FirstToken{FirstToken: &routerv1.FirstToken{Ttft: durationpb.New(ttft)}}}, nil)
+func (q *Queue) FirstToken(to *rpc.Place, id string, ttft time.Duration) {
+	q.add(to, &routerv1.Report{RequestId: id, Event: &routerv1.Report_FirstToken{FirstToken: &routerv1.FirstToken{Ttft: durationpb.New(ttft)}}}, nil)
 }
 
 // Done reports the end of the request. after is called once the report has
 // left the queue, so that until then nobody else uses the id.
-func (q *Queue) Done(id string, outcome routerv1.Outcome, u openai.Usage, after func()) {
-	q.add(&routerv1.Report{RequestId: id, Event: &routerv1.Report_Done{Done: &routerv1.Done{
+func (q *Queue) Done(to *rpc.Place, id string, outcome routerv1.Outcome, u openai.Usage, after func()) {
+	q.add(to, &routerv1.Report{RequestId: id, Event: &routerv1.Report_Done{Done: &routerv1.Done{
 		Outcome: outcome, PromptTokens: known(u.Prompt), CachedTokens: known(u.Cached), OutputTokens: known(u.Output),
 	}}}, after)
 }
@@ -87,9 +91,9 @@ func known(n int) *uint32 {
 	return &u
 }
 
-func (q *Queue) add(r *routerv1.Report, after func()) {
+func (q *Queue) add(to *rpc.Place, r *routerv1.Report, after func()) {
 	q.mu.Lock()
-	q.entries = append(q.entries, entry{r, after})
+	q.entries = append(q.entries, entry{to, r, after})
 	var lost []entry
 	if n := len(q.entries) - maxQueued; n > 0 {
 		lost = q.take(n)
@@ -166,19 +170,23 @@ func (q *Queue) drain(ctx context.Context) {
 	var batch []*routerv1.Report
 	for first := true; first || ctx.Err() == nil; first = false {
 		q.mu.Lock()
-		n := min(len(q.entries), maxBatch)
-		batch = batch[:0]
-		for _, e := range q.entries[:n] {
-			batch = append(batch, e.report)
-		}
-		from := q.sent
-		q.mu.Unlock()
-		if n == 0 {
+		if len(q.entries) == 0 {
+			q.mu.Unlock()
 			return
 		}
+		to := q.entries[0].to
+		batch = batch[:0]
+		for _, e := range q.entries[:min(len(q.entries), maxBatch)] {
+			if !e.to.Same(to) {
+				break
+			}
+			batch = append(batch, e.report)
+		}
+		n, from := len(batch), q.sent
+		q.mu.Unlock()
 		// A stop lets a call finish: cut off, its reports would go out twice.
 		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), callLimit)
-		_, err := q.client.Report(call, &routerv1.ReportRequest{Reports: batch})
+		_, err := q.client.Report(rpc.At(call, to), &routerv1.ReportRequest{Reports: batch})
 		cancel()
 		if err != nil && retryable(err) {
 			select {

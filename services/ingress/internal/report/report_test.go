@@ -3,6 +3,8 @@ package report_test
 import (
 	"context"
 	"errors"
+	"io"
+	"net"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -11,8 +13,12 @@ import (
 	"connectrpc.com/connect"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kinference/kinference/internal/daemon"
 	"github.com/kinference/kinference/internal/openai"
+	"github.com/kinference/kinference/internal/rpc"
+	"github.com/kinference/kinference/internal/testenv"
 	routerv1 "github.com/kinference/kinference/proto/gen/kinference/router/v1"
+	"github.com/kinference/kinference/proto/gen/kinference/router/v1/routerv1connect"
 	"github.com/kinference/kinference/services/ingress/internal/report"
 )
 
@@ -70,16 +76,16 @@ func run(t *testing.T, p *peer, f func(q *report.Queue, lost *int)) {
 }
 
 func done(q *report.Queue, id string, after func()) {
-	q.Done(id, routerv1.Outcome_OUTCOME_OK, openai.NoUsage, after)
+	q.Done(nil, id, routerv1.Outcome_OUTCOME_OK, openai.NoUsage, after)
 }
 
 // The first goes at once; what comes during a call goes with the next.
 func TestBatches(t *testing.T) {
 	p := &peer{took: 10 * time.Millisecond}
 	run(t, p, func(q *report.Queue, _ *int) {
-		q.FirstToken("a", time.Second)
+		q.FirstToken(nil, "a", time.Second)
 		synctest.Wait()
-		q.Moved("b", "w", "closed")
+		q.Moved(nil, "b", "w", "closed")
 		done(q, "c", nil)
 		done(q, "d", nil)
 		if err := q.Flush(context.Background()); err != nil {
@@ -157,5 +163,97 @@ func TestStop(t *testing.T) {
 	})
 	if diff := cmp.Diff([]string{"a", "b"}, p.list()); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// replica is a router among several.
+type replica struct {
+	routerv1connect.UnimplementedRouterServiceHandler
+	peer
+	addr string
+}
+
+func (r *replica) Route(context.Context, *routerv1.RouteRequest) (*routerv1.RouteResponse, error) {
+	return &routerv1.RouteResponse{}, nil
+}
+
+func (r *replica) Report(ctx context.Context, q *routerv1.ReportRequest) (*routerv1.ReportResponse, error) {
+	return r.peer.Report(ctx, q)
+}
+
+func (r *replica) serve(t *testing.T) (stop func()) {
+	t.Helper()
+	l, err := net.Listen("tcp", r.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shell, err := daemon.NewShell(t.Context(), daemon.Settings{Output: io.Discard, DrainTimeout: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(shell.Context(context.Background(), "router"))
+	daemon.Ready(ctx, true)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = rpc.Serve(ctx, l, rpc.Mount[routerv1connect.RouterServiceHandler](ctx, r, routerv1connect.NewRouterServiceHandler))
+	}()
+	stop = sync.OnceFunc(func() { cancel(); <-ended; shell.Close() })
+	t.Cleanup(stop)
+	return stop
+}
+
+// Reports go to the router that the request was routed by, though all else goes to
+// another one.
+func TestReportsGoWhereItWasRouted(t *testing.T) {
+	list := []*replica{{addr: testenv.FreeAddr(t)}, {addr: testenv.FreeAddr(t)}}
+	stop := []func(){list[0].serve(t), list[1].serve(t)}
+	ctx, cancel := context.WithCancel(context.Background())
+	client := rpc.Client(ctx, "http://"+list[0].addr+",http://"+list[1].addr, routerv1connect.NewRouterServiceClient)
+	route := func() *rpc.Place {
+		t.Helper()
+		place := new(rpc.Place)
+		if _, err := client.Route(rpc.Stay(t.Context(), place), &routerv1.RouteRequest{}); err != nil {
+			t.Fatal(err)
+		}
+		return place
+	}
+	q := report.New(client, nil)
+	ended := make(chan struct{})
+	go func() { defer close(ended); q.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	tell := func(places ...*rpc.Place) {
+		t.Helper()
+		for _, place := range places {
+			q.FirstToken(place, "id", time.Second)
+		}
+		if err := q.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	first := route()
+	tell(first)
+	used, other, end := list[0], list[1], stop[0]
+	if len(used.list()) == 0 {
+		used, other, end = list[1], list[0], stop[1]
+	}
+	end() // which all leave
+	second := route()
+	used.serve(t)
+	deadline, tick := time.After(time.Minute), time.NewTicker(10*time.Millisecond)
+	defer tick.Stop()
+	for len(used.list()) < 2 { // until it is seen to be back
+		select {
+		case <-tick.C:
+			tell(first)
+		case <-deadline:
+			t.Fatal("what was routed by the first replica is not told there")
+		}
+	}
+	before := len(other.list())
+	tell(second, first, second, second)
+	if a, b := len(used.list()), len(other.list())-before; a != 3 || b != 3 {
+		t.Errorf("%d and %d reports, want 3 and 3", a, b)
 	}
 }
