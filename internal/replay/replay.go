@@ -218,6 +218,7 @@ func (r *Replayer) endpoints(m *plan.Model, d *adminv1.Decision, q *policy.Reque
 			e.predicted = schedule.Predicted{
 				Worker: c.Worker, TTFT: e.TTFT.Seconds() * cmp.Or(d.TimeScale, 1), Cached: int(c.CachedTokens), InFlight: int(c.InFlight),
 				Others: c.Others, Work: c.Work, Recent: c.RecentWork, J: c.Score, Tie: int(c.Tie),
+				Loss: c.EvictionLoss.AsDuration().Seconds() * cmp.Or(d.TimeScale, 1), Filled: int(c.Filled), Settles: c.Settles,
 			}
 		}
 		if t.Provider != nil {

@@ -42,7 +42,7 @@
 //	line.go      the line: Enter, Refresh, Leave, Line
 //	pass.go      a pass over it
 //	key.go       its order: classes, tenants, age
-//	k2.go        constants, ranking
+//	k2.go        constants, ranking; home.go where new prefixes settle
 //	policy.go    all policies, ties, reasons; peers*.go those of other products
 //	estimate.go  predictions: of a worker (view), of a request there (pair)
 //	pages.go     KV pages in use, and when they come free

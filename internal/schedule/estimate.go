@@ -42,6 +42,9 @@ type view struct {
 	step   float64 // time of a decode step
 	free   float64 // KV pages; infinite when not known
 	exits  []exit  // made when it is needed
+
+	wanted    float64 // pages, made when they are needed,
+	wantedFor uint64  // which this serial says
 }
 
 const (
@@ -223,6 +226,7 @@ func (s *Scheduler) estimate(t float64, c *Candidate, p *pair, o Objective, held
 	if s.k2 {
 		interference := p.work * (float64(held) + beta(o)*v.b)
 		est.j += interference + p.loss
+		est.loss, est.filled, est.settles = p.loss, w.filled(t), settles(o, c, p.cached)
 		est.Interference, est.EvictionLoss, est.J = s.duration(interference), s.duration(p.loss), s.duration(est.j)
 		if !math.IsInf(v.free, 0) {
 			est.Pages, est.Free = int(math.Ceil(p.need)), int(max(v.free, 0))

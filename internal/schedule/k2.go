@@ -57,9 +57,9 @@ type k2Policy struct{}
 
 func (k2Policy) Name() string { return K2 }
 
-// Rank puts the best by J first. Those that are equal to it are ordered by more
-// matched tokens, fewer requests in flight, less work sent there of late, and a
-// hash that replicas agree on.
+// Rank puts the best by J first; of a prompt that settles, those where it may.
+// Those that are equal to the best are ordered by more matched tokens, fewer requests
+// in flight, less work sent there of late, and a hash that replicas agree on.
 func (k2Policy) Rank(order []int, r *Request, e []Estimate, _ *rand.Rand) {
 	rankBy(order, e, func(e *Estimate) float64 { return e.j }, byHash(r, e))
 }
@@ -73,10 +73,11 @@ func rankBy(order []int, e []Estimate, score func(*Estimate) float64, tie func(i
 		}
 		return strings.Compare(e[i].Worker, e[j].Worker)
 	})
+	may := homes(order, e)
 	best := &e[order[0]]
 	limit := score(best) + max(tieSeconds, tieShare*score(best))
 	n := 1
-	for n < len(order) && score(&e[order[n]]) <= limit {
+	for n < may && score(&e[order[n]]) <= limit {
 		n++
 	}
 	if n == 1 {
@@ -89,6 +90,29 @@ func rankBy(order []int, e []Estimate, score func(*Estimate) float64, tie func(i
 		}
 		return tie(i, j)
 	})
+}
+
+// homes brings those to the front of what is sorted by J where a prompt that settles
+// may go, and returns how many they are: all, if it does not settle.
+func homes(order []int, e []Estimate) int {
+	if !e[order[0]].settles {
+		return len(order)
+	}
+	rivals := make([]rival, len(order))
+	for n, i := range order {
+		rivals[n] = rival{e[i].j, e[i].work, e[i].loss, e[i].filled}
+	}
+	settle(rivals, 0)
+	var front, rest []int
+	for n, i := range order {
+		if math.IsInf(rivals[n].score, 1) {
+			rest = append(rest, i)
+		} else {
+			front = append(front, i)
+		}
+	}
+	copy(order[copy(order, front):], rest)
+	return len(front)
 }
 
 // equals orders two workers whose scores are equal: more of the prompt cached,

@@ -111,7 +111,7 @@ type line struct {
 	tenants tenants
 	claims  map[kvhash.Hash]int32 // blocks that requests in line need, here or at other routers, how many do
 	pace    pace
-	scores  []float64           // reused
+	rivals  []rival             // reused
 	most    map[contest]float64 // virtual time of the best served tenant in each; reused
 }
 

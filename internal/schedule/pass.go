@@ -362,26 +362,35 @@ func (s *Scheduler) best(t float64, x *waiter) {
 	}
 	s.unpick(x)
 	b := beta(x.r.Objective)
-	least := math.Inf(1)
-	if cap(s.scores) < len(x.c) {
-		s.scores = make([]float64, len(x.c))
+	if cap(s.rivals) < len(x.c) {
+		s.rivals = make([]rival, len(x.c))
 	}
-	scores := s.scores[:len(x.c)]
+	rivals := s.rivals[:len(x.c)]
+	first, least := -1, math.Inf(1)
 	for i := range x.c {
 		p := &x.p[i]
 		if p.barred {
-			scores[i] = math.Inf(1)
+			rivals[i].score = math.Inf(1)
 			continue
 		}
 		v := s.fit(t, p, &x.c[i])
 		wait, _ := s.wait(t, p, v, &x.c[i])
-		scores[i] = wait + p.prefill*v.slow + v.speed.Latency + p.work*(float64(p.w.held)+b*v.b) + p.loss
-		least = min(least, scores[i])
+		rivals[i].score = wait + p.prefill*v.slow + v.speed.Latency + p.work*(float64(p.w.held)+b*v.b) + p.loss
+		if rivals[i].score < least {
+			first, least = i, rivals[i].score
+		}
+	}
+	if first >= 0 && settles(x.r.Objective, &x.c[first], x.p[first].cached) {
+		for i := range rivals {
+			p := &x.p[i]
+			rivals[i].work, rivals[i].loss, rivals[i].filled = p.work, p.loss, p.w.filled(t)
+		}
+		least = settle(rivals, first)
 	}
 	limit := least + max(tieSeconds, tieShare*least)
 	best := -1
 	for i := range x.c {
-		if scores[i] <= limit && !x.p[i].barred && (best < 0 || s.better(x, i, best)) {
+		if rivals[i].score <= limit && !x.p[i].barred && (best < 0 || s.better(x, i, best)) {
 			best = i
 		}
 	}

@@ -181,15 +181,21 @@ type Predicted struct {
 	Others   float64
 	// Work is that of this prompt's prefill, Recent what was sent there of late.
 	Work, Recent float64
-	// J is what K2 ranks by instead of TTFT; 0 under other policies.
-	J float64
+	// J is what K2 ranks by instead of TTFT, Loss the part of it for what would be
+	// evicted; 0 under other policies.
+	J, Loss float64
+	// Filled is how much of its memory is wanted, in steps. Settles: this prompt
+	// would make the worker its home.
+	Filled  int
+	Settles bool
 	// Tie is the place by TieHash.
 	Tie int
 }
 
 // Predicted is what the worker was ranked by, without Tie.
 func (e *Estimate) Predicted() Predicted {
-	return Predicted{Worker: e.Worker, TTFT: e.ttft, Cached: e.Cached, InFlight: e.InFlight, Others: e.Others, Work: e.work, Recent: e.cold, J: e.j}
+	return Predicted{Worker: e.Worker, TTFT: e.ttft, Cached: e.Cached, InFlight: e.InFlight, Others: e.Others, Work: e.work, Recent: e.cold, J: e.j,
+		Loss: e.loss, Filled: e.filled, Settles: e.settles}
 }
 
 // Rank sorts indices into what was recorded, best first, as the policy did or
@@ -209,7 +215,8 @@ func Rank(policy string, order []int, p []Predicted) bool {
 	}
 	e := make([]Estimate, len(p))
 	for i := range p {
-		e[i] = Estimate{Worker: p[i].Worker, Cached: p[i].Cached, InFlight: p[i].InFlight, Others: p[i].Others, ttft: p[i].TTFT, j: p[i].J, work: p[i].Work, cold: p[i].Recent}
+		e[i] = Estimate{Worker: p[i].Worker, Cached: p[i].Cached, InFlight: p[i].InFlight, Others: p[i].Others, ttft: p[i].TTFT, j: p[i].J, work: p[i].Work, cold: p[i].Recent,
+			loss: p[i].Loss, filled: p[i].Filled, settles: p[i].Settles}
 	}
 	rankBy(order, e, score, func(i, j int) int { return cmp.Compare(p[i].Tie, p[j].Tie) })
 	return true
@@ -242,9 +249,12 @@ func reason(policy string, order []int, e []Estimate) string {
 		}
 		if len(order) > 1 {
 			next := &e[order[1]]
-			if next.TTFT <= first.TTFT {
+			switch {
+			case first.settles && next.j < first.j:
+				buf = append(buf, "; it has most room, before "...)
+			case next.TTFT <= first.TTFT:
 				buf = append(buf, "; it won a tie with "...)
-			} else {
+			default:
 				buf = append(buf, "; next is "...)
 			}
 			buf = append(buf, next.Worker...)

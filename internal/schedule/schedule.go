@@ -149,9 +149,11 @@ type Estimate struct {
 	Hold Hold
 
 	// Seconds of model time, for ranking and booking.
-	ttft, j, wait, queued, prefill, work, cold float64
-	w                                          *worker
-	c                                          *Candidate
+	ttft, j, loss, wait, queued, prefill, work, cold float64
+	filled                                           int
+	settles                                          bool
+	w                                                *worker
+	c                                                *Candidate
 }
 
 // Decision is the outcome of Decide.

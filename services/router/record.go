@@ -103,6 +103,7 @@ func (x *routing) candidate(i int) decisions.Candidate {
 	c.Predicted, c.Matched, c.Anticipated, c.Cached, c.InFlight = true, int32(est.Matched), int32(est.Anticipated), int32(est.Cached), int32(est.InFlight)
 	c.Wait, c.Prefill, c.Others, c.RecentWork, c.OwnWork = est.Wait, est.Prefill, by.Others, by.Recent, by.Work
 	c.Interference, c.EvictionLoss, c.Score, c.Hold = est.Interference, est.EvictionLoss, by.J, string(est.Hold)
+	c.Filled, c.Settles = int32(by.Filled), by.Settles
 	c.Pages, c.Free = int32(min(est.Pages, 1<<30)), int32(min(est.Free, 1<<30))
 	if own := x.prompts[e.Profile.ID]; own != nil {
 		c.Tie = schedule.TieHash(x.req.RequestId, own.hashes, e.ID)

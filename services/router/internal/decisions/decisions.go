@@ -87,7 +87,8 @@ type Candidate struct {
 	// in Score, KV blocks needed and free, and what held the request.
 	Interference, EvictionLoss time.Duration
 	Score                      float64
-	Pages, Free                int32
+	Pages, Free, Filled        int32
+	Settles                    bool
 	Hold                       string
 	// Index in the list that the policies looked at.
 	Index                     int32

@@ -92,6 +92,7 @@ func (c *Candidate) proto(windows []time.Duration) *adminv1.Candidate {
 			out.Score, out.Interference, out.EvictionLoss = c.Score, duration(c.Interference), duration(c.EvictionLoss)
 		}
 		out.PagesNeeded, out.PagesFree, out.Hold = uint32(max(0, c.Pages)), uint32(max(0, c.Free)), c.Hold
+		out.Filled, out.Settles = uint32(max(0, c.Filled)), c.Settles
 	}
 	if c.Sampled {
 		out.Running, out.Waiting, out.KvUsage, out.SampleAge = c.Running, c.Waiting, c.KVUsage, duration(c.Age)

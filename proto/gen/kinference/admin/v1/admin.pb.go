@@ -3656,7 +3656,12 @@ type Candidate struct {
 	PagesNeeded uint32 `protobuf:"varint,31,opt,name=pages_needed,json=pagesNeeded,proto3" json:"pages_needed,omitempty"`
 	PagesFree   uint32 `protobuf:"varint,32,opt,name=pages_free,json=pagesFree,proto3" json:"pages_free,omitempty"`
 	// Why it could not go there at once, as in QueuedRequest; empty if it could.
-	Hold          string `protobuf:"bytes,33,opt,name=hold,proto3" json:"hold,omitempty"`
+	Hold string `protobuf:"bytes,33,opt,name=hold,proto3" json:"hold,omitempty"`
+	// How much of the worker's KV memory is wanted, in twentieths, and whether this
+	// prompt would settle there: it is new to the worker for the most part, and goes
+	// among equals to where the least is wanted.
+	Filled        uint32 `protobuf:"varint,34,opt,name=filled,proto3" json:"filled,omitempty"`
+	Settles       bool   `protobuf:"varint,35,opt,name=settles,proto3" json:"settles,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3920,6 +3925,20 @@ func (x *Candidate) GetHold() string {
 		return x.Hold
 	}
 	return ""
+}
+
+func (x *Candidate) GetFilled() uint32 {
+	if x != nil {
+		return x.Filled
+	}
+	return 0
+}
+
+func (x *Candidate) GetSettles() bool {
+	if x != nil {
+		return x.Settles
+	}
+	return false
 }
 
 // Verdict is what the policies decided about a request.
@@ -4324,7 +4343,7 @@ const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a=\n" +
 	"\x0fClaimsJsonEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa2\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd4\n" +
 	"\n" +
 	"\tCandidate\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x18\n" +
@@ -4363,7 +4382,9 @@ const file_kinference_admin_v1_admin_proto_rawDesc = "" +
 	"\fpages_needed\x18\x1f \x01(\rR\vpagesNeeded\x12\x1d\n" +
 	"\n" +
 	"pages_free\x18  \x01(\rR\tpagesFree\x12\x12\n" +
-	"\x04hold\x18! \x01(\tR\x04hold\x1a9\n" +
+	"\x04hold\x18! \x01(\tR\x04hold\x12\x16\n" +
+	"\x06filled\x18\" \x01(\rR\x06filled\x12\x18\n" +
+	"\asettles\x18# \x01(\bR\asettles\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"}\n" +

@@ -1,0 +1,95 @@
+package schedule
+
+import "math"
+
+// A prompt that is computed anew makes its worker a home: whatever shares its
+// beginning will go there for minutes, while J looks no further than the prefill.
+// So among workers that are about as good for the prompt itself, it goes where the
+// least memory is wanted already. Prefixes that fit in the fleet then spread so that
+// each worker can keep its own; the numbers are in docs/decisions/0011.
+const (
+	// homeShare is the largest share of a worker's pages that settles. What is
+	// larger passes through, and pushes out the same wherever it goes.
+	homeShare = 0.25
+	// homeLoss is the largest difference of eviction losses that count as equal,
+	// in units of the prompt's prefill.
+	homeLoss = 0.02
+	// homeHorizon is the time in seconds within which a block that is used again
+	// counts as wanted. It is longer than that of E, which looks at one eviction.
+	homeHorizon = 300
+	// homeFull is the share of its pages from which a worker counts as full, and
+	// homeSteps the number of steps in which shares are told apart.
+	homeFull  = 0.7
+	homeSteps = 20
+)
+
+// rival is a candidate as seen by those that rank by J. Times are in seconds.
+type rival struct {
+	score float64 // J; infinite: out
+	work  float64 // of the prompt's prefill
+	loss  float64 // E
+	// filled says how much of its memory is wanted, in steps.
+	filled int
+}
+
+// settle leaves of the rivals of a prompt that settles those where it may: they cost
+// less than one prefill more than first, which has the least J, push out no more of
+// value, and have the least memory wanted. The scores of the others become infinite.
+// It returns the least score.
+func settle(rivals []rival, first int) float64 {
+	best := rivals[first]
+	may := func(r *rival) bool {
+		return r.score <= best.score+best.work && r.loss <= best.loss+homeLoss*best.work
+	}
+	low := math.MaxInt
+	for i := range rivals {
+		if r := &rivals[i]; may(r) {
+			low = min(low, r.filled)
+		}
+	}
+	least := math.Inf(1)
+	for i := range rivals {
+		r := &rivals[i]
+		if !may(r) || r.filled > low {
+			r.score = math.Inf(1)
+		}
+		least = min(least, r.score)
+	}
+	return least
+}
+
+// settles tells whether a prompt of which a worker holds so much would make a home
+// there: most of it is new, and there is room for several like it.
+func settles(o Objective, c *Candidate, cached int) bool {
+	fresh := c.Tokens - cached
+	return o != TTFT && c.TotalBlocks > 0 && c.BlockSize > 0 && 2*cached < c.Tokens &&
+		float64(fresh) <= homeShare*float64(c.TotalBlocks)*float64(c.BlockSize)
+}
+
+// filled is how much of a worker's memory is in use or will be wanted again soon, in
+// steps. A worker that is slow for its class counts as smaller: what it has
+// keeps it busy for longer. One counts as full of whose requests we do not know all,
+// or have no news: nobody knows what else lives there.
+func (w *worker) filled(t float64) int {
+	const full = homeSteps * homeFull
+	v := &w.view
+	if w.pages.total <= 0 || !v.fresh || w.othersWaiting+w.othersRunning >= 1 {
+		return full
+	}
+	if v.wantedFor != v.serial {
+		v.wantedFor, v.wanted = v.serial, w.wanted(t)
+	}
+	return int(math.Round(min(full, homeSteps*v.wanted/float64(w.pages.total)*v.slow)))
+}
+
+// wanted is the number of pages in use, and of those cached that are expected to be
+// used within homeHorizon.
+func (w *worker) wanted(t float64) float64 {
+	sum := float64(w.pages.total) - w.view.free
+	for i := range w.mirror.runs {
+		if r := &w.mirror.runs[i]; len(r.hashes) > 0 {
+			sum += float64(r.hi-r.lo) * -math.Expm1(-fade(r.rate, r.at, t)*homeHorizon)
+		}
+	}
+	return sum
+}
