@@ -49,6 +49,7 @@
 //	mirror.go    what a worker's cache would evict next
 //	blocks.go    chains of block hashes, and what two have in common
 //	ledger.go    requests in flight; speed.go, output.go what is learned
+//	returns.go   who comes back: the next turns of conversations
 //	remote.go    several routers; afar.go who waits at the others
 //
 // # Rules

@@ -30,12 +30,12 @@ const (
 	// stall is what a second of one stalled decoder counts in seconds of TTFT,
 	// and stallThroughput that for Throughput.
 	stall, stallThroughput = 0.1, 0.3
-	// small is the number of pages up to which an uncached rest evicts so little
-	// that nobody is protected from it.
-	small = 2
-	// spoil is the share of its uncached tokens from which on evicting what
-	// others in line need does more harm than good.
-	spoil = 0.5
+	// protect is for how many seconds at most a request waits for each second of
+	// prefill of what it would push out and others need.
+	protect = 10
+	// ownRisk is the share of its own cached prompt that a request is taken to
+	// lose by waiting.
+	ownRisk = 0.2
 	// lossHorizon is the time in seconds within which a block that is used again
 	// counts as lost when it is pushed out, and lossWeight what that counts.
 	lossHorizon = 60

@@ -20,6 +20,7 @@ type ledger struct {
 	silent  *list.List
 	expired int
 	outputs outputs
+	returns returns
 	// changes counts what happened to any worker.
 	changes uint64
 }
@@ -31,6 +32,7 @@ func newLedger() ledger {
 		groups:  map[string]*learned{},
 		silent:  list.New(),
 		outputs: newOutputs(),
+		returns: newReturns(),
 	}
 }
 
@@ -269,7 +271,7 @@ func (e *entry) slowness(seen float64) (logS float64, ok bool) {
 // learnOutcome learns from what the engine reported at the end.
 func (s *Scheduler) learnOutcome(e *entry, o Outcome) {
 	if o.OutputTokens > 0 && o.OK {
-		s.outputs.add(e.output, o.OutputTokens)
+		s.outputs.add(e.output, float64(o.OutputTokens))
 	}
 	if o.CachedTokens < 0 || e.first == 0 || e.w.forgotten {
 		return

@@ -45,7 +45,8 @@ const (
 	HoldQueue Hold = "queue"
 	// HoldPages: the best worker lacks free KV pages for the prompt.
 	HoldPages Hold = "pages"
-	// HoldProtect: its prefill would evict what other waiting requests need.
+	// HoldProtect: its prefill would evict what others need, who wait or are about to
+	// come back.
 	HoldProtect Hold = "protect"
 	// HoldReserve: a request that waits longer has the best worker reserved.
 	HoldReserve Hold = "reserve"
@@ -168,6 +169,7 @@ func (s *Scheduler) Enter(now time.Time, r Request, c []Candidate, choose Choose
 		x.entered = clamp(s.clock(r.Arrived), t-maxArrived, t)
 	}
 	s.candidates(t, x, c)
+	s.returned(t, blocks{x.hashes(), 1})
 	s.join(t, x)
 	if s.maxWait > 0 && s.k2 && len(s.waiters) > 0 {
 		s.best(t, x)

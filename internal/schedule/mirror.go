@@ -27,6 +27,7 @@ type run struct {
 	first  kvhash.Hash // of block lo, so that most chains are told apart without a look at hashes
 	rate   float64     // how often requests use its blocks, per second, at time at
 	at     float64
+	back   comeback
 }
 
 // apart tells that chain b certainly does not go as far as the run's first block.
@@ -82,7 +83,7 @@ func uses(list []use) []use {
 const maxRuns = 2048
 
 // add puts blocks [lo, hi) of a chain at the end: the last to be evicted.
-func (m *mirror) add(b blocks, lo, hi int, rate, at float64) {
+func (m *mirror) add(b blocks, lo, hi int, rate, at float64, back comeback) {
 	if lo >= hi {
 		return
 	}
@@ -92,7 +93,7 @@ func (m *mirror) add(b blocks, lo, hi int, rate, at float64) {
 		}
 		m.runs = slices.Delete(m.runs, 0, maxRuns/8)
 	}
-	r := run{blocks: b, hi: hi, rate: rate, at: at}
+	r := run{blocks: b, hi: hi, rate: rate, at: at, back: back}
 	r.from(lo)
 	m.runs = append(m.runs, r)
 	m.cached += hi - lo

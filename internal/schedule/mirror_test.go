@@ -101,7 +101,7 @@ func TestMirrorIsAnLRU(t *testing.T) {
 
 func TestMirrorIsCorrectedByTheIndex(t *testing.T) {
 	var m mirror
-	m.add(blocks{chain("abcdefgh", 8), 1}, 0, 8, 1, 0)
+	m.add(blocks{chain("abcdefgh", 8), 1}, 0, 8, 1, 0, comeback{})
 	m.trim(blocks{chain("abcxyz", 6), 1}, 2) // the third block, which both have, is gone, and so is what follows
 	if m.cached != 2 || m.runs[0].hi != 2 {
 		t.Errorf("got %d cached: %+v", m.cached, m.runs)
@@ -115,7 +115,7 @@ func TestMirrorIsCorrectedByTheIndex(t *testing.T) {
 func TestMirrorIsBounded(t *testing.T) {
 	var m mirror
 	for i := range 3 * maxRuns {
-		m.add(blocks{[]kvhash.Hash{kvhash.Hash(i)}, 1}, 0, 1, 1, 0)
+		m.add(blocks{[]kvhash.Hash{kvhash.Hash(i)}, 1}, 0, 1, 1, 0, comeback{})
 	}
 	if len(m.runs) > maxRuns || m.cached != len(m.runs) {
 		t.Errorf("%d runs of %d blocks", len(m.runs), m.cached)

@@ -3,12 +3,16 @@ package schedule
 // outputKey is whose output lengths are alike.
 type outputKey struct{ tenant, model string }
 
-// outputs are running means of output lengths: of each tenant and model, of
-// each model for tenants that are new, and of all.
-type outputs struct {
-	all  mean
-	keys map[outputKey]*mean
+// means are running means of what tenants and models differ in: of each tenant and
+// model, of each model for tenants that are new, and of all.
+type means struct {
+	first float64 // what is expected until something was seen
+	all   mean
+	keys  map[outputKey]*mean
 }
+
+// outputs are means of output lengths in tokens.
+type outputs struct{ means }
 
 // mean is an exponential moving mean that begins as a plain one.
 type mean struct {
@@ -29,12 +33,13 @@ const (
 	maxOutputs = 8192
 )
 
-func newOutputs() outputs {
-	return outputs{all: mean{value: firstOutput}, keys: map[outputKey]*mean{}}
+func newMeans(first float64) means {
+	return means{first: first, all: mean{value: first}, keys: map[outputKey]*mean{}}
 }
 
-func (o *outputs) add(k outputKey, tokens int) {
-	v := float64(tokens)
+func newOutputs() outputs { return outputs{newMeans(firstOutput)} }
+
+func (o *means) add(k outputKey, v float64) {
 	o.all.add(v)
 	for _, k := range [...]outputKey{k, {"", k.model}} {
 		m := o.keys[k]
@@ -42,7 +47,7 @@ func (o *outputs) add(k outputKey, tokens int) {
 			if len(o.keys) >= maxOutputs {
 				continue
 			}
-			m = &mean{value: firstOutput}
+			m = &mean{value: o.first}
 			o.keys[k] = m
 		}
 		m.add(v)
@@ -52,14 +57,20 @@ func (o *outputs) add(k outputKey, tokens int) {
 	}
 }
 
-// expect is the expected number of output tokens, by what is known best.
-func (o *outputs) expect(k outputKey, maxTokens int) float64 {
-	v := o.all.value
+// of is the mean by what is known best.
+func (o *means) of(k outputKey) float64 {
 	if m := o.keys[k]; m != nil && m.n > 2 {
-		v = m.value
-	} else if m := o.keys[outputKey{"", k.model}]; m != nil {
-		v = m.value
+		return m.value
 	}
+	if m := o.keys[outputKey{"", k.model}]; m != nil {
+		return m.value
+	}
+	return o.all.value
+}
+
+// expect is the expected number of output tokens.
+func (o *outputs) expect(k outputKey, maxTokens int) float64 {
+	v := o.of(k)
 	if maxTokens > 0 {
 		return min(v, float64(maxTokens))
 	}

@@ -89,13 +89,14 @@ func (w *worker) free(t float64, s *Scheduler, e *entry) float64 {
 	tail := w.tail(t, e, w.view.step, s)
 	if e.first > 0 && w.pages.total > 0 {
 		hi := e.prompt.len()
-		w.mirror.add(blocks{}, 0, int(tail)-1, 1/useTau, e.used)
+		back := s.left(t, e)
+		w.mirror.add(blocks{}, 0, int(tail)-1, 1/useTau, e.used, back)
 		for i, u := range e.uses { // the deepest blocks first
 			lo := shared
 			if i+1 < len(e.uses) {
 				lo = max(lo, e.uses[i+1].end)
 			}
-			w.mirror.add(e.prompt, lo, min(u.end, hi), u.rate, e.used)
+			w.mirror.add(e.prompt, lo, min(u.end, hi), u.rate, e.used, back)
 			hi = min(hi, lo)
 		}
 	}

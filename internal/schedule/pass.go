@@ -89,7 +89,7 @@ func (s *Scheduler) next(t float64) (d Dispatch, ok bool) {
 			p, c = &x.p[x.best], &x.c[x.best]
 			w, x.hold = p.w, HoldNone
 		}
-		if x.hold == HoldNone && !poor && !s.empty(w) && age < patience && s.spoils(x, p, c) {
+		if x.hold == HoldNone && !poor && !s.empty(w) && age < patience && s.spoils(t, x, p, c) {
 			x.hold = HoldProtect
 			continue
 		}
@@ -162,12 +162,16 @@ func (s *Scheduler) any(t float64, x *waiter) bool {
 	return false
 }
 
-// spoils tells whether a request would evict more of what others in line need
-// than its own prefill is worth.
-func (s *Scheduler) spoils(x *waiter, p *pair, c *Candidate) bool {
+// spoils tells whether a request is to wait since it would push out what others
+// need: those in line, and those who left a moment ago and come back. It waits for
+// as long as that is worth, less what it would lose itself by waiting.
+func (s *Scheduler) spoils(t float64, x *waiter, p *pair, c *Candidate) bool {
 	w := p.w
-	u := c.Tokens - p.cached
-	if w.pages.total <= 0 || c.BlockSize <= 0 || u <= small*c.BlockSize {
+	if w.pages.total <= 0 || c.BlockSize <= 0 {
+		return false
+	}
+	n := s.pushes(p, c)
+	if n <= 0 {
 		return false
 	}
 	for _, y := range s.waiters {
@@ -175,11 +179,16 @@ func (s *Scheduler) spoils(x *waiter, p *pair, c *Candidate) bool {
 			s.claim(y)
 		}
 	}
-	claimed := 0
-	w.mirror.evicted(blocks{c.Hashes, 1}, s.pushes(p, c), func(r *run, lo, hi int) {
-		claimed += max(0, min(hi, s.claimedUpTo(r, lo, hi))-lo)
+	lost := 0
+	w.mirror.evicted(blocks{c.Hashes, 1}, n, func(r *run, lo, hi int) {
+		if r.back.likely(t) {
+			lost += hi - lo
+		} else {
+			lost += max(0, min(hi, s.claimedUpTo(r, lo, hi))-lo)
+		}
 	})
-	return float64(claimed*c.BlockSize) > spoil*float64(u)
+	tokens := float64(lost*c.BlockSize) - ownRisk*float64(p.matched+p.anticipated)
+	return t-x.entered < protect*tokens*w.view.speed.A*w.view.slow
 }
 
 // pushes is how many cached blocks a request would push out of its worker.
@@ -504,7 +513,7 @@ func (s *Scheduler) Wake(now time.Time) (at time.Time, ok bool) {
 			next = min(next, t+over)
 		}
 		if x.hold == HoldProtect {
-			next = min(next, max(t, x.entered+patience))
+			next = min(next, t+protectNap)
 		}
 		for _, e := range p.w.waiting {
 			if e.whole {
@@ -515,5 +524,6 @@ func (s *Scheduler) Wake(now time.Time) (at time.Time, ok bool) {
 	return s.time(max(next+1e-6, t+1e-3)), true
 }
 
-// maxNap is the longest time in seconds between passes while requests wait.
-const maxNap = 1
+// maxNap is the longest time in seconds between passes while requests wait, and
+// protectNap that while one is kept from what others need.
+const maxNap, protectNap = 1, 0.25

@@ -131,6 +131,7 @@ func (s *Scheduler) Remote(now time.Time, from string, at time.Time, d []Delta) 
 				continue
 			}
 			s.remove(t, e)
+			s.returned(t, d[i].prompt())
 			s.bookRemote(t, t-max(age, 0), id, from, &d[i])
 		case Began:
 			if e != nil && e.first == 0 {
