@@ -70,7 +70,7 @@ func (s *Scheduler) look(t float64, w *worker, c *Candidate) *view {
 	w.prune(t - s.grace)
 	speed := s.speed(c.Class)
 	*v = view{at: t, checked: t, changes: w.changes, group: w.group.logS, serial: v.serial + 1, speed: speed, slow: w.slowness(t),
-		fresh: w.sampled > 0 && t-w.sampled <= s.fresh, b: float64(len(w.running)), ctx: w.context, free: math.Inf(1)}
+		fresh: w.sampled > 0 && t-w.sampled < s.fresh, b: float64(len(w.running)), ctx: w.context, free: math.Inf(1)}
 	if v.fresh {
 		tokens, work := w.meanTokens, w.meanWork
 		if tokens == 0 { // nothing routed there yet: they may be like this one
@@ -97,7 +97,7 @@ func (s *Scheduler) look(t float64, w *worker, c *Candidate) *view {
 // observe takes in a load sample. Older ones than the newest are ignored.
 func (s *Scheduler) observe(t float64, w *worker, l *Load) {
 	age := l.Age.Seconds() * s.scale
-	if !l.Known || age < 0 || age > s.fresh {
+	if !l.Known || age < 0 || age >= s.fresh {
 		return
 	}
 	at := t - age

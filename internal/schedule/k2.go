@@ -15,6 +15,10 @@ const (
 	// that run faster than real ones, messages still take their time: it is at
 	// least flight, in seconds of the caller's clock.
 	horizon, flight = 0.15, 0.03
+	// slack is the horizon of a worker that decodes, in seconds of the caller's
+	// clock: it does not idle while a prompt is on its way. The queue is counted
+	// from dispatches, so only what the way varies by is left to cover.
+	slack = 0.02
 	// patience is the age in seconds from which a request may evict what others
 	// in line need.
 	patience = 60

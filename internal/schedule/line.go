@@ -368,7 +368,7 @@ func (s *Scheduler) Line(now time.Time) []Waiting {
 			v := s.fit(t, p, c)
 			wait := s.waitBehind(t, p, v, ahead[p.w])
 			y.Worker, y.Wait = c.Worker, s.duration(wait)
-			y.TTFT = s.duration(wait + min(s.horizon, v.queue) + p.prefill*v.slow + v.speed.Latency)
+			y.TTFT = s.duration(wait + min(s.reach(v), v.queue) + p.prefill*v.slow + v.speed.Latency)
 			b := ahead[p.w]
 			ahead[p.w] = before{b.n + 1, b.work + x.work}
 		}

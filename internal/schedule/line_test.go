@@ -137,7 +137,7 @@ func TestProtectsWhatOthersNeed(t *testing.T) {
 	enter(t, s, now, Request{ID: "again"}, c("old", 1000))
 	enter(t, s, now, Request{ID: "cold"}, c("cold", 0))
 	expect(t, "queue", pass(s, now), "")
-	now = now.Add(2900 * ms)
+	now = now.Add(3020 * ms)
 	expect(t, "the hit goes first", pass(s, now), "again@w")
 	s.Leave(now, "cold")
 
@@ -597,17 +597,39 @@ func TestAdapterResidency(t *testing.T) {
 
 // A fleet that runs faster does not make messages faster.
 func TestHorizonAndTimeScale(t *testing.T) {
-	if s := newScheduler(t, Settings{}); s.horizon != 0.15 {
-		t.Errorf("got %v", s.horizon)
+	if s := newScheduler(t, Settings{}); s.horizon != 0.15 || s.slack != 0.02 {
+		t.Errorf("got %v and %v", s.horizon, s.slack)
 	}
-	if s := newScheduler(t, Settings{TimeScale: 20}); s.horizon != 0.6 {
-		t.Errorf("got %v", s.horizon)
+	if s := newScheduler(t, Settings{TimeScale: 20}); s.horizon != 0.6 || s.slack != 0.4 {
+		t.Errorf("got %v and %v", s.horizon, s.slack)
 	}
+}
+
+// A worker that decodes does not idle while a prompt is on its way: nothing goes
+// there before the prefill ahead is as good as done.
+func TestHoldsLongerForAWorkerThatDecodes(t *testing.T) {
+	s := newScheduler(t, Settings{})
+	enter(t, s, start, Request{ID: "decodes"}, candidates("w", 100, 0, nil))
+	s.Pass(start)
+	s.FirstToken(start, "decodes", 110*ms)
+	enter(t, s, start, Request{ID: "a"}, candidates("w", 1000, 0, nil))
+	expect(t, "nothing ahead", pass(s, start), "a@w")
+	enter(t, s, start, Request{ID: "b"}, candidates("w", 1000, 0, nil))
+	ends := at(time.Duration(s.workers["w"].queue(s.clock(start)) * float64(time.Second)))
+	expect(t, "150 ms before the end", pass(s, ends.Add(-149*ms)), "")
+	expect(t, "21 ms before it", pass(s, ends.Add(-21*ms)), "")
+	if wake, ok := s.Wake(ends.Add(-21 * ms)); !ok || ends.Sub(wake).Round(ms) != 20*ms {
+		t.Errorf("wake %v before the end, %v", ends.Sub(wake), ok)
+	}
+	expect(t, "20 ms before it", pass(s, ends.Add(-19*ms)), "b@w")
 }
 
 // Who waits behind whom shows in the predicted waits, and they come true.
 func TestPredictedWaits(t *testing.T) {
 	s := newScheduler(t, Settings{})
+	enter(t, s, start, Request{ID: "decodes"}, candidates("w", 100, 0, nil))
+	s.Pass(start)
+	s.FirstToken(start, "decodes", 110*ms)
 	enter(t, s, start, Request{ID: "now"}, candidates("w", 6000, 0, nil))
 	s.Pass(start)
 	for i := range 4 {
@@ -616,17 +638,18 @@ func TestPredictedWaits(t *testing.T) {
 	s.Pass(start)
 	line := s.Line(start)
 	for i, x := range line {
-		if want := time.Duration(6060+2020*i-150) * ms; x.Wait.Round(10*ms) != want.Round(10*ms) || x.TTFT.Round(10*ms) != (want+2170*ms).Round(10*ms) || x.Why != HoldQueue || x.Ahead != i {
+		if want := time.Duration(6066+2022*i-20) * ms; x.Wait.Round(10*ms) != want.Round(10*ms) || x.TTFT.Round(10*ms) != (want+2042*ms).Round(10*ms) || x.Why != HoldQueue || x.Ahead != i {
 			t.Errorf("%+v, want a wait of %v", x, want)
 		}
 	}
-	running := "now"
+	running, prefill := "now", 6066*ms
 	for i := range 4 {
 		wake := start.Add(line[i].Wait)
 		expect(t, "not before", pass(s, wake.Add(-20*ms)), "")
-		expect(t, "in its turn", pass(s, wake.Add(20*ms)), fmt.Sprint(i, "@w")) // decoders stretch prefills
-		s.FirstToken(wake.Add(150*ms), running, 6060*ms)
-		running = fmt.Sprint(i)
+		goes := wake.Add(time.Duration(20+20*i) * ms) // decoders stretch prefills
+		expect(t, "in its turn", pass(s, goes), fmt.Sprint(i, "@w"))
+		s.FirstToken(goes, running, prefill)
+		running, prefill = fmt.Sprint(i), 2022*ms
 	}
 }
 

@@ -111,7 +111,8 @@ func (s *Scheduler) next(t float64) (d Dispatch, ok bool) {
 	return Dispatch{}, false
 }
 
-// open tells whether any worker's queue is short enough to add to it.
+// open tells whether any worker's queue may be short enough to add to it: views may
+// be out of date here, so it goes by the longest reach.
 func (s *Scheduler) open(t float64) bool {
 	for _, w := range s.workers {
 		if v := &w.view; v.serial == 0 || w.queue(t)+v.ahead <= s.horizon || s.empty(w) || w.booked() == 0 {
@@ -119,6 +120,14 @@ func (s *Scheduler) open(t float64) bool {
 		}
 	}
 	return false
+}
+
+// reach is the longest prefill queue of a worker to which requests are added.
+func (s *Scheduler) reach(v *view) float64 {
+	if v.b > 0 {
+		return s.slack
+	}
+	return s.horizon
 }
 
 // empty tells whether nothing is in flight at the worker.
@@ -139,7 +148,7 @@ func (s *Scheduler) ready(t float64, x *waiter, p *pair, c *Candidate) Hold {
 	if t-x.entered > patience && w.booked() == 0 {
 		return HoldNone // what is there is not ours, and may never end
 	}
-	if v.queue > s.horizon {
+	if v.queue > s.reach(v) {
 		return HoldQueue
 	}
 	if s.kvWait(t, w, p.need) > 0 {
@@ -448,7 +457,7 @@ func (s *Scheduler) waitBehind(t float64, p *pair, v *view, b before) float64 {
 	if g := &p.w.pace; g.n > 0 && t-g.last < maxGap {
 		pace = float64(b.n) * g.value
 	}
-	return max(v.queue-s.horizon+b.work, pace, s.kvWait(t, p.w, p.need), 0)
+	return max(v.queue-s.reach(v)+b.work, pace, s.kvWait(t, p.w, p.need), 0)
 }
 
 // aheadOf tells who goes before a waiter whose place was worked out, by worker.
@@ -477,7 +486,7 @@ func (s *Scheduler) addLine(t float64, x *waiter, e []Estimate) {
 		}
 		p := &x.p[i]
 		v := s.fit(t, p, &x.c[i])
-		wait := s.waitBehind(t, p, v, ahead[p.w]) + min(s.horizon, v.queue)
+		wait := s.waitBehind(t, p, v, ahead[p.w]) + min(s.reach(v), v.queue)
 		e[i].Wait = max(e[i].Wait, s.duration(wait))
 		e[i].TTFT = e[i].Wait + e[i].Prefill
 	}
@@ -509,7 +518,7 @@ func (s *Scheduler) Wake(now time.Time) (at time.Time, ok bool) {
 		}
 		p := &x.p[x.best]
 		v := s.fit(t, p, &x.c[x.best])
-		if over := v.queue - s.horizon; over > 0 {
+		if over := v.queue - s.reach(v); over > 0 {
 			next = min(next, t+over)
 		}
 		if x.hold == HoldProtect {

@@ -26,7 +26,7 @@ type Settings struct {
 	// Lease is how long a request stays in the ledger without a report; 0
 	// means 30 minutes, the longest that a stream may take.
 	Lease time.Duration
-	// Fresh is the age up to which a load sample is used; 0 means 2 s.
+	// Fresh is the age from which on a load sample is not used; 0 means 2 s.
 	Fresh time.Duration
 	// Grace is how long a finished prompt still counts as cached, because
 	// KV events may be late; 0 means 2 s.
@@ -184,7 +184,8 @@ type Scheduler struct {
 	maxInFlight int
 	maxWaiting  int
 	maxWait     float64
-	horizon     float64 // seconds of model time
+	horizon     float64 // seconds of model time,
+	slack       float64 // these too
 
 	mu      sync.Mutex
 	policy  Policy
@@ -221,6 +222,7 @@ func New(set Settings) (*Scheduler, error) {
 		maxWaiting:  cmp.Or(set.MaxWaiting, 4096),
 		maxWait:     set.MaxWait.Seconds() * cmp.Or(set.TimeScale, 1),
 		horizon:     max(horizon, flight*cmp.Or(set.TimeScale, 1)),
+		slack:       slack * cmp.Or(set.TimeScale, 1),
 		policy:      p,
 		k2:          p.Name() == K2,
 		rng:         rand.New(rand.NewPCG(set.Seed, 0x6b696e)),

@@ -124,7 +124,7 @@ func TestPrediction(t *testing.T) {
 		},
 		{
 			name:    "a stale sample is ignored",
-			c:       Candidate{Tokens: 500, BlockSize: 100, Load: Load{Waiting: 9, Known: true, Age: 3 * time.Second}},
+			c:       Candidate{Tokens: 500, BlockSize: 100, Load: Load{Waiting: 9, Known: true, Age: 2 * time.Second}},
 			prefill: 510 * ms,
 		},
 		{
