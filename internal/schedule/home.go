@@ -21,6 +21,8 @@ const (
 	// homeSteps the number of steps in which shares are told apart.
 	homeFull  = 0.7
 	homeSteps = 20
+	// strangersGain is the gain of the running mean of the requests that nobody tells of.
+	strangersGain = 0.1
 )
 
 // rival is a candidate as seen by those that rank by J. Times are in seconds.
@@ -68,12 +70,12 @@ func settles(o Objective, c *Candidate, cached int) bool {
 
 // filled is how much of a worker's memory is in use or will be wanted again soon, in
 // steps. A worker that is slow for its class counts as smaller: what it has
-// keeps it busy for longer. One counts as full of whose requests we do not know all,
-// or have no news: nobody knows what else lives there.
+// keeps it busy for longer. One counts as full where requests are that nobody tells
+// of, or without news: who knows what else lives there.
 func (w *worker) filled(t float64) int {
 	const full = homeSteps * homeFull
 	v := &w.view
-	if w.pages.total <= 0 || !v.fresh || w.othersWaiting+w.othersRunning >= 1 {
+	if w.pages.total <= 0 || !v.fresh || w.strangers >= 1 {
 		return full
 	}
 	if v.wantedFor != v.serial {

@@ -63,6 +63,9 @@ func TestNewPrefixesSettleWhereThereIsRoom(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			s := homeFleet(t, tt.decoders)
+			for i := range 20 {
+				s.Sample(at(time.Duration(i)*250*ms), "b", tt.load)
+			}
 			c := homeCandidates("a b", tt.tokens, "new")
 			c[0].GPUTokens, c[1].Load = tt.cached, tt.load
 			enter(t, s, now, Request{ID: "r", Objective: tt.o}, c)

@@ -89,6 +89,9 @@ type worker struct {
 	// What the newest load sample shows beyond our own requests.
 	sampled, usage               float64
 	othersWaiting, othersRunning float64
+	// strangers is the running mean of their number: other routers tell of theirs a
+	// moment later.
+	strangers float64
 	// meanWork and meanTokens are running means over the prompts routed
 	// here, which stand for the unknown ones of others.
 	meanWork, meanTokens float64
@@ -461,6 +464,7 @@ func (w *worker) sample(at float64, l *Load) {
 	others := max(0, sane(l.Waiting)+sane(l.Running)-waiting-running)
 	w.othersWaiting = min(others, max(0, sane(l.Waiting)-waiting))
 	w.othersRunning = others - w.othersWaiting
+	w.strangers += strangersGain * (others - w.strangers)
 }
 
 func drop(list []*entry, e *entry) []*entry {
