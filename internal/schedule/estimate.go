@@ -41,6 +41,8 @@ type view struct {
 	busy   int     // requests in flight, those of others too
 	step   float64 // time of a decode step
 	free   float64 // KV pages; infinite when not known
+	room   float64 // those that are free or cached, for what is evicted next
+	shared bool    // what the worker has cached of a prompt, others hold
 	exits  []exit  // made when it is needed
 
 	wanted    float64 // pages, made when they are needed,
@@ -81,23 +83,20 @@ func (s *Scheduler) look(t float64, w *worker, c *Candidate) *view {
 		v.ahead = w.othersWaiting * work
 	}
 	v.queue, v.cold = w.queue(t)+v.ahead, w.coldNow(t)
-	v.busy = w.inFlight() + int(w.othersRunning+w.othersWaiting+0.5)
+	v.busy = w.inFlight() + int(w.others()+0.5)
 	v.step = speed.decodeStep(v.b, v.ctx) * v.slow
 	if w.pages.total > 0 {
-		own := w.own(t, v.step, s)
-		if t-w.sampled < biasExpiry {
-			own += w.pages.bias
-		}
-		v.free = float64(w.pages.total) - own
-		w.mirror.shrink(int(v.free))
+		s.count(t, w, v)
 	}
 	return v
 }
 
-// observe takes in a load sample. Older ones than the newest are ignored.
+// observe takes in a load sample. Older ones than the newest are ignored. What runs
+// and waits counts while the sample is fresh (look), pages for longer: how many are in
+// use moves with whole requests.
 func (s *Scheduler) observe(t float64, w *worker, l *Load) {
 	age := l.Age.Seconds() * s.scale
-	if !l.Known || age < 0 || age >= s.fresh {
+	if !l.Known || age < 0 || age >= max(s.fresh, biasExpiry) {
 		return
 	}
 	at := t - age
@@ -168,7 +167,11 @@ func (s *Scheduler) fit(t float64, p *pair, c *Candidate) *view {
 	if w.pages.total > 0 && c.BlockSize > 0 {
 		p.need = w.pages.extra + 1 + float64(tokens/c.BlockSize)
 		if p.need > v.free {
-			p.need -= float64(w.overlap(own, 0, false)) // in use already
+			held := w.overlap(own, 0, false) // in use already
+			if v.shared {
+				held = max(held, gpu/c.BlockSize)
+			}
+			p.need -= float64(held)
 		}
 	}
 	if p.loss = 0; s.k2 {
@@ -216,8 +219,8 @@ func (s *Scheduler) estimate(t float64, c *Candidate, p *pair, o Objective, held
 		Worker: c.Worker, Profile: c.Profile, Tokens: max(c.Tokens, 0), Matched: p.matched, Anticipated: p.anticipated, Fetched: p.fetched, Cached: p.cached,
 		InFlight: w.inFlight(), Load: c.Load, Slowness: v.slow, w: w, c: c, prefill: p.prefill, work: p.work, cold: v.cold,
 	}
-	if v.fresh {
-		est.Others = w.othersWaiting + w.othersRunning
+	if t-w.sampled < biasExpiry {
+		est.Others = w.others()
 	}
 	est.wait, est.queued = s.wait(t, p, v, c)
 	prefill := est.prefill*v.slow + v.speed.Latency

@@ -123,11 +123,17 @@ type finished struct {
 const (
 	// maxRecent bounds worker.recent: enough for 2 s at 250 requests/s.
 	maxRecent = 512
+	// maxLate bounds what one late request says of those after it, in seconds: word of
+	// its first token may have been lost.
+	maxLate = 10
 	// coldHalf is the half-life of worker.cold in seconds.
 	coldHalf = 600
 )
 
 func (w *worker) inFlight() int { return len(w.waiting) + len(w.running) }
+
+// others is the number of requests there that are not in the ledger, by the newest sample.
+func (w *worker) others() float64 { return w.othersWaiting + w.othersRunning }
 
 // flight yields the requests in flight at the worker.
 func (w *worker) flight() iter.Seq[*entry] {
@@ -418,10 +424,17 @@ func (w *worker) queue(t float64) float64 {
 	// When the time of the whole queue is over and its requests still wait,
 	// the worker is slower than we think: all but the first must still be
 	// prefilled. Adding that the first is late, and so will be later still,
-	// sounds right and is not: in overload every worker is late, requests
-	// leave the workers that hold their prefix, and throughput halves
-	// (S1over of the benchmark: 1.6 instead of 0.7 requests/s without it).
-	return max(w.drained-t, w.work-w.waiting[0].work, 0)
+	// sounds right and is not while nobody else uses the worker: in overload
+	// every worker is late, requests leave those that hold their prefix, and
+	// throughput halves (S1over of the benchmark: 1.6 instead of 0.7
+	// requests/s without it).
+	wait := max(w.drained-t, w.work-w.waiting[0].work, 0)
+	if w.others() > 0.5 {
+		// With others there, who is late waits behind them or for their pages: for about
+		// as long again, and all who come now do so too.
+		wait = max(wait, min(t-w.waiting[0].due, maxLate))
+	}
+	return wait
 }
 
 // seen tells whether a load sample taken at time at is the one seen last.

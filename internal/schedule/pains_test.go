@@ -139,6 +139,7 @@ func TestFreshRouterKeepsPrefixes(t *testing.T) {
 		if w := first(s.Decide(now, Request{ID: fmt.Sprint(i)}, c)); w != c[i%4].Worker {
 			t.Errorf("request %d went to %s, its prefix is at %s", i, w, c[i%4].Worker)
 		}
+		s.FirstToken(now.Add(200*ms), fmt.Sprint(i), 200*ms)
 	}
 }
 

@@ -132,7 +132,7 @@ func (s *Scheduler) reach(v *view) float64 {
 
 // empty tells whether nothing is in flight at the worker.
 func (s *Scheduler) empty(w *worker) bool {
-	return w.inFlight() == 0 && w.othersRunning+w.othersWaiting == 0
+	return w.inFlight() == 0 && w.others() == 0
 }
 
 // ready tells why a request cannot go to its best worker now.
@@ -203,7 +203,7 @@ func (s *Scheduler) spoils(t float64, x *waiter, p *pair, c *Candidate) bool {
 // pushes is how many cached blocks a request would push out of its worker.
 func (s *Scheduler) pushes(p *pair, c *Candidate) int {
 	fresh := math.Ceil(float64(max(c.Tokens-p.cached, 0))/float64(c.BlockSize) + p.w.pages.extra)
-	return int(fresh) - (int(p.w.view.free) - p.w.mirror.cached)
+	return int(fresh) - (int(p.w.view.room) - p.w.mirror.cached)
 }
 
 // loss is the expected prefill time of the blocks that a request would push out:

@@ -96,6 +96,7 @@ type learned struct {
 	samples int
 	waste   float64 // 1 - reuse ratio, so that the zero value is right
 	hits    int     // samples in waste
+	shared  mean    // of a group: the share of their pages that others' prompts have in common
 }
 
 // Calibration constants, from docs/decisions/0004 where not noted.
