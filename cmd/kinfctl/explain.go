@@ -146,7 +146,7 @@ func held(why string) string {
 	case "pages":
 		return "for room for its KV blocks"
 	case "protect":
-		return "because others in line need what it would evict"
+		return "because others need what it would evict"
 	case "reserve":
 		return "because one that waits longer is first there"
 	case "defer":
@@ -165,14 +165,18 @@ func printScores(w io.Writer, d *adminv1.Decision) error {
 	}
 	fmt.Fprintln(w)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "worker\tscore\t= predicted\t+ delay of others\t+ evicted\tKV blocks\tfree\tholds")
+	fmt.Fprintln(t, "worker\tscore\t= predicted\t+ delay of others\t+ evicted\tKV blocks\tfree\twanted\tholds")
 	for _, c := range d.Candidates {
 		if c.Score <= 0 {
 			continue
 		}
 		score := time.Duration(c.Score / cmp.Or(d.TimeScale, 1) * float64(time.Second))
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", c.Worker, score.Round(time.Millisecond), ms(c.PredictedTtft), ms(c.Interference), ms(c.EvictionLoss),
-			number(c.PagesNeeded), number(c.PagesFree), c.Hold)
+		wanted := "-" // only what is new settles by it
+		if c.Settles {
+			wanted = fmt.Sprint(5*c.Filled, " %")
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", c.Worker, score.Round(time.Millisecond), ms(c.PredictedTtft), ms(c.Interference), ms(c.EvictionLoss),
+			number(c.PagesNeeded), number(c.PagesFree), wanted, c.Hold)
 	}
 	return t.Flush()
 }

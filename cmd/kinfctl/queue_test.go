@@ -55,7 +55,7 @@ func TestPrintScores(t *testing.T) {
 		RequestId: "r", Model: "m", Pool: "n/p", Policy: "k2", CatalogVersion: 1, Chosen: "x/0", ServedBy: "x/0", Reason: "so", TimeScale: 2,
 		Waited: secs(12.3), Held: []string{"pages"}, Ahead: 4,
 		Candidates: []*adminv1.Candidate{
-			{Worker: "x/0", PredictedTtft: secs(1), Interference: secs(.2), EvictionLoss: secs(.05), Score: 2.5, PagesNeeded: 100, PagesFree: 120},
+			{Worker: "x/0", PredictedTtft: secs(1), Interference: secs(.2), EvictionLoss: secs(.05), Score: 2.5, PagesNeeded: 100, PagesFree: 120, Filled: 7, Settles: true},
 			{Worker: "y/0", PredictedTtft: secs(2), Score: 4, PagesNeeded: 100, PagesFree: 20, Hold: "pages"},
 			{Worker: "z/0", Dropped: "not ready"},
 		},
@@ -72,9 +72,9 @@ x/0     1s         0s      0s         0s   -     0       0         0           0
 y/0     2s         0s      0s         0s   -     0       0         0           0          0        0        0 %  
 z/0     0s         0s      0s         0s   -     0       0         0           0          0        0        0 %  not ready
 
-worker  score  = predicted  + delay of others  + evicted  KV blocks  free  holds
-x/0     1.25s  1s           200ms              50ms       100        120   
-y/0     2s     2s           0s                 0s         100        20    pages
+worker  score  = predicted  + delay of others  + evicted  KV blocks  free  wanted  holds
+x/0     1.25s  1s           200ms              50ms       100        120   35 %    
+y/0     2s     2s           0s                 0s         100        20    -       pages
 `
 	var out bytes.Buffer
 	if err := printDecision(&out, d); err != nil {
