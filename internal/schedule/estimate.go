@@ -229,7 +229,7 @@ func (s *Scheduler) estimate(t float64, c *Candidate, p *pair, o Objective, held
 	if s.k2 {
 		interference := p.work * (float64(held) + beta(o)*v.b)
 		est.j += interference + p.loss
-		est.loss, est.filled, est.settles = p.loss, w.filled(t), settles(o, c, p.cached)
+		est.loss, est.settles = p.loss, settles(o, c, p.cached)
 		est.Interference, est.EvictionLoss, est.J = s.duration(interference), s.duration(p.loss), s.duration(est.j)
 		if !math.IsInf(v.free, 0) {
 			est.Pages, est.Free = int(math.Ceil(p.need)), int(max(v.free, 0))

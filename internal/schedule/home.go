@@ -68,6 +68,20 @@ func settles(o Objective, c *Candidate, cached int) bool {
 		float64(fresh) <= homeShare*float64(c.TotalBlocks)*float64(c.BlockSize)
 }
 
+// fill adds to the estimates of a prompt how much memory is wanted at each worker; for
+// nothing but prompts that settle, since it takes a look at all that is cached.
+func fill(t float64, e []Estimate) {
+	settles := false
+	for i := range e {
+		settles = settles || e[i].settles
+	}
+	for i := range e {
+		if settles {
+			e[i].filled = e[i].w.filled(t)
+		}
+	}
+}
+
 // filled is how much of a worker's memory is in use or will be wanted again soon, in
 // steps. A worker that is slow for its class counts as smaller: what it has
 // keeps it busy for longer. One counts as full where requests are that nobody tells

@@ -271,6 +271,7 @@ func (s *Scheduler) ask(t float64, x *waiter) {
 			d.Estimates[i].Hold = s.ready(t, x, &x.p[i], &x.c[i])
 		}
 	}
+	fill(t, d.Estimates)
 	if s.k2 {
 		s.addLine(t, x, d.Estimates)
 	}

@@ -274,6 +274,7 @@ func (s *Scheduler) decide(t float64, r *Request, c []Candidate, choose Choose) 
 		p := s.pairOf(t, &c[i])
 		s.estimate(t, &c[i], &p, r.Objective, p.w.held, &d.Estimates[i])
 	}
+	fill(t, d.Estimates)
 	book := false
 	d.Order, book = choose(d.Estimates, func(order []int) {
 		if len(order) > 0 {
