@@ -20,8 +20,11 @@ const (
 	// from dispatches, so only what the way varies by is left to cover.
 	slack = 0.02
 	// patience is the age in seconds from which a request may evict what others
-	// in line need.
+	// need, while few wait for its worker.
 	patience = 60
+	// few is the number of requests in line for a worker up to which that holds; with
+	// more, patience grows in proportion, until rescue.
+	few = 3.0
 	// reserve is the age in seconds from which nobody overtakes a request at its
 	// best worker.
 	reserve = 30

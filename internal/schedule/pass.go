@@ -89,7 +89,7 @@ func (s *Scheduler) next(t float64) (d Dispatch, ok bool) {
 			p, c = &x.p[x.best], &x.c[x.best]
 			w, x.hold = p.w, HoldNone
 		}
-		if x.hold == HoldNone && !poor && !s.empty(w) && age < patience && s.spoils(t, x, p, c) {
+		if x.hold == HoldNone && !poor && !s.empty(w) && age < rescue && s.spoils(t, x, p, c) {
 			x.hold = HoldProtect
 			continue
 		}
@@ -173,7 +173,9 @@ func (s *Scheduler) any(t float64, x *waiter) bool {
 
 // spoils tells whether a request is to wait since it would push out what others
 // need: those in line, and those who left a moment ago and come back. It waits for
-// as long as that is worth, less what it would lose itself by waiting.
+// as long as that is worth, less what it would lose itself by waiting, and longer the
+// more wait for the worker: were each to break in after the same time, nobody would
+// keep anything.
 func (s *Scheduler) spoils(t float64, x *waiter, p *pair, c *Candidate) bool {
 	w := p.w
 	if w.pages.total <= 0 || c.BlockSize <= 0 {
@@ -197,7 +199,8 @@ func (s *Scheduler) spoils(t float64, x *waiter, p *pair, c *Candidate) bool {
 		}
 	})
 	tokens := float64(lost*c.BlockSize) - ownRisk*float64(p.matched+p.anticipated)
-	return t-x.entered < protect*tokens*w.view.speed.A*w.view.slow
+	turns := max(1, float64(w.held)/few)
+	return t-x.entered < turns*min(patience, protect*tokens*w.view.speed.A*w.view.slow)
 }
 
 // pushes is how many cached blocks a request would push out of its worker.

@@ -141,3 +141,25 @@ func TestProtectsInProportion(t *testing.T) {
 	expect(t, "before that is outweighed", pass(s, now.Add(wait-50*ms)), "")
 	expect(t, "and then", pass(s, now.Add(wait+50*ms)), "cold@w")
 }
+
+// The more wait for a worker, the longer each does before it pushes out what others need:
+// that happens as often as if few waited, and what is cached stays of use in overload.
+func TestPatienceGrowsWithTheLine(t *testing.T) {
+	s := newScheduler(t, Settings{})
+	now := talk(t, s, 1, time.Minute)
+	again := room(chain("t", 20), 2000)
+	again[0].Worker = "elsewhere"
+	enter(t, s, now, Request{ID: "long"}, candidates("elsewhere", 90000, 0, nil))
+	s.Pass(now)
+	enter(t, s, now, Request{ID: "again"}, again)
+	s.Pass(now)
+	for _, name := range []string{"c", "d", "e", "f", "g", "h"} {
+		enter(t, s, now, Request{ID: name}, room(chain(name, 30), 0))
+	}
+	expect(t, "would push it out", pass(s, now), "")
+	x := s.byID["c"]
+	lost := float64(s.pushes(&x.p[0], &x.c[0])) * 100 * x.p[0].w.view.speed.A * x.p[0].w.view.slow
+	wait := time.Duration(6 / few * protect * lost * float64(time.Second))
+	expect(t, "while six wait", pass(s, now.Add(wait-50*ms)), "")
+	expect(t, "after twice the time", pass(s, now.Add(wait+50*ms)), "c@w")
+}
