@@ -119,21 +119,32 @@ func TestReturnsAreBounded(t *testing.T) {
 	}
 }
 
-// A request waits for what others need in proportion to what that is worth.
-func TestProtectsInProportion(t *testing.T) {
+// needed is a scheduler in whose line one waits elsewhere that needs what a conversation
+// left at w a moment ago.
+func needed(t *testing.T) (*Scheduler, time.Time) {
 	s := newScheduler(t, Settings{})
 	now := talk(t, s, 1, time.Minute)
-	// One waits elsewhere that needs what the conversation left.
 	again := room(chain("t", 20), 2000)
 	again[0].Worker = "elsewhere"
 	enter(t, s, now, Request{ID: "long"}, candidates("elsewhere", 90000, 0, nil))
 	s.Pass(now)
 	enter(t, s, now, Request{ID: "again"}, again)
 	s.Pass(now)
+	return s, now
+}
+
+// pushedOut is how many seconds of prefill a request in line would push out.
+func pushedOut(s *Scheduler, id string) float64 {
+	x := s.byID[id]
+	return float64(s.pushes(&x.p[0], &x.c[0])) * 100 * x.p[0].w.view.speed.A * x.p[0].w.view.slow
+}
+
+// A request waits for what others need in proportion to what that is worth.
+func TestProtectsInProportion(t *testing.T) {
+	s, now := needed(t)
 	enter(t, s, now, Request{ID: "cold"}, room(chain("c", 30), 0))
 	expect(t, "would push it out", pass(s, now), "")
-	x := s.byID["cold"]
-	lost := float64(s.pushes(&x.p[0], &x.c[0])) * 100 * x.p[0].w.view.speed.A * x.p[0].w.view.slow
+	lost := pushedOut(s, "cold")
 	if lost < 0.1 {
 		t.Fatalf("it would push out %v s", lost)
 	}
@@ -145,21 +156,12 @@ func TestProtectsInProportion(t *testing.T) {
 // The more wait for a worker, the longer each does before it pushes out what others need:
 // that happens as often as if few waited, and what is cached stays of use in overload.
 func TestPatienceGrowsWithTheLine(t *testing.T) {
-	s := newScheduler(t, Settings{})
-	now := talk(t, s, 1, time.Minute)
-	again := room(chain("t", 20), 2000)
-	again[0].Worker = "elsewhere"
-	enter(t, s, now, Request{ID: "long"}, candidates("elsewhere", 90000, 0, nil))
-	s.Pass(now)
-	enter(t, s, now, Request{ID: "again"}, again)
-	s.Pass(now)
+	s, now := needed(t)
 	for _, name := range []string{"c", "d", "e", "f", "g", "h"} {
 		enter(t, s, now, Request{ID: name}, room(chain(name, 30), 0))
 	}
 	expect(t, "would push it out", pass(s, now), "")
-	x := s.byID["c"]
-	lost := float64(s.pushes(&x.p[0], &x.c[0])) * 100 * x.p[0].w.view.speed.A * x.p[0].w.view.slow
-	wait := time.Duration(6 / few * protect * lost * float64(time.Second))
+	wait := time.Duration(6 / few * protect * pushedOut(s, "c") * float64(time.Second))
 	expect(t, "while six wait", pass(s, now.Add(wait-50*ms)), "")
 	expect(t, "after twice the time", pass(s, now.Add(wait+50*ms)), "c@w")
 }
