@@ -8,6 +8,9 @@ import "math"
 // least memory is wanted already. Prefixes that fit in the fleet then spread so that
 // each worker can keep its own; the numbers are in docs/decisions/0011.
 const (
+	// homeNew is the part of a prompt, a quarter, of which less must be cached for it
+	// to settle: a conversation whose turns are long stays with its history.
+	homeNew = 4
 	// homeShare is the largest share of a worker's pages that settles. What is
 	// larger passes through, and pushes out the same wherever it goes.
 	homeShare = 0.25
@@ -64,7 +67,7 @@ func settle(rivals []rival, first int) float64 {
 // there: most of it is new, and there is room for several like it.
 func settles(o Objective, c *Candidate, cached int) bool {
 	fresh := c.Tokens - cached
-	return o != TTFT && c.TotalBlocks > 0 && c.BlockSize > 0 && 2*cached < c.Tokens &&
+	return o != TTFT && c.TotalBlocks > 0 && c.BlockSize > 0 && homeNew*cached < c.Tokens &&
 		float64(fresh) <= homeShare*float64(c.TotalBlocks)*float64(c.BlockSize)
 }
 
