@@ -63,6 +63,29 @@ func settle(rivals []rival, first int) float64 {
 	return least
 }
 
+// homes brings those to the front of what is sorted by J where a prompt that settles
+// may go, and returns how many they are: all, if it does not settle.
+func homes(order []int, e []Estimate) int {
+	if !e[order[0]].settles {
+		return len(order)
+	}
+	rivals := make([]rival, len(order))
+	for n, i := range order {
+		rivals[n] = rival{e[i].j, e[i].work, e[i].loss, e[i].filled}
+	}
+	settle(rivals, 0)
+	var front, rest []int
+	for n, i := range order {
+		if math.IsInf(rivals[n].score, 1) {
+			rest = append(rest, i)
+		} else {
+			front = append(front, i)
+		}
+	}
+	copy(order[copy(order, front):], rest)
+	return len(front)
+}
+
 // settles tells whether a prompt of which a worker holds so much would make a home
 // there: most of it is new, and there is room for several like it.
 func settles(o Objective, c *Candidate, cached int) bool {
@@ -74,14 +97,12 @@ func settles(o Objective, c *Candidate, cached int) bool {
 // fill adds to the estimates of a prompt how much memory is wanted at each worker; for
 // nothing but prompts that settle, since it takes a look at all that is cached.
 func fill(t float64, e []Estimate) {
-	settles := false
+	needed := false
 	for i := range e {
-		settles = settles || e[i].settles
+		needed = needed || e[i].settles
 	}
-	for i := range e {
-		if settles {
-			e[i].filled = e[i].w.filled(t)
-		}
+	for i := 0; needed && i < len(e); i++ {
+		e[i].filled = e[i].w.filled(t)
 	}
 }
 

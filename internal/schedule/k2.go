@@ -99,29 +99,6 @@ func rankBy(order []int, e []Estimate, score func(*Estimate) float64, tie func(i
 	})
 }
 
-// homes brings those to the front of what is sorted by J where a prompt that settles
-// may go, and returns how many they are: all, if it does not settle.
-func homes(order []int, e []Estimate) int {
-	if !e[order[0]].settles {
-		return len(order)
-	}
-	rivals := make([]rival, len(order))
-	for n, i := range order {
-		rivals[n] = rival{e[i].j, e[i].work, e[i].loss, e[i].filled}
-	}
-	settle(rivals, 0)
-	var front, rest []int
-	for n, i := range order {
-		if math.IsInf(rivals[n].score, 1) {
-			rest = append(rest, i)
-		} else {
-			front = append(front, i)
-		}
-	}
-	copy(order[copy(order, front):], rest)
-	return len(front)
-}
-
 // equals orders two workers whose scores are equal: more of the prompt cached,
 // fewer requests in flight, less work sent there of late, in units of this
 // request's. The last spreads serial requests that match nothing, for which

@@ -3658,8 +3658,8 @@ type Candidate struct {
 	// Why it could not go there at once, as in QueuedRequest; empty if it could.
 	Hold string `protobuf:"bytes,33,opt,name=hold,proto3" json:"hold,omitempty"`
 	// How much of the worker's KV memory is wanted, in twentieths, and whether this
-	// prompt would settle there: it is new to the worker for the most part, and goes
-	// among equals to where the least is wanted.
+	// prompt would settle there: less than a quarter of it is cached, and it goes among
+	// equals to where the least is wanted.
 	Filled        uint32 `protobuf:"varint,34,opt,name=filled,proto3" json:"filled,omitempty"`
 	Settles       bool   `protobuf:"varint,35,opt,name=settles,proto3" json:"settles,omitempty"`
 	unknownFields protoimpl.UnknownFields
