@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"strings"
@@ -110,24 +111,38 @@ func TestShortPromptsSpread(t *testing.T) {
 // turn comes: each stays where its history is, and together they use the whole
 // fleet (Infera 103).
 func TestSerialConversationsUseTheFleet(t *testing.T) {
-	e := start(t, settings{workers: 2})
+	// At a higher scale an event would be late when the next turn comes.
+	e := start(t, settings{workers: 2, scale: 10})
+	fresh := 1000
+	// What brought the fleet up counts as work of late: the worker that had it is
+	// spared until the other one has had as much.
+	e.eventually("both had as much work of late", func() bool {
+		fresh++
+		c := e.explain(e.chat(req{text: words(fresh, 300), max: 1})).Candidates
+		return len(c) == 2 && math.Abs(c[0].RecentWork-c[1].RecentWork) < c[0].Work
+	})
 	const conversations, turns = 8, 4
 	history, home := make([]string, conversations), make([]string, conversations)
 	served := map[string]int{}
+	var first [][]*adminv1.Candidate
 	for turn := range turns {
 		for i := range conversations {
 			history[i] += words(10*i+turn, 300)
-			chosen := e.explain(e.chat(req{text: history[i], max: 1})).Chosen
+			d := e.explain(e.chat(req{text: history[i], max: 1}))
+			chosen := d.Chosen
 			served[chosen]++
+			if turn == 0 {
+				first = append(first, d.Candidates)
+			}
 			if turn > 0 && chosen != home[i] {
-				t.Errorf("turn %d of conversation %d went to %s, its history is on %s", turn, i, chosen, home[i])
+				t.Errorf("turn %d of conversation %d went to %s, its history is on %s, by %v", turn, i, chosen, home[i], d.Candidates)
 			}
 			home[i] = chosen
 		}
 	}
 	for w, n := range served {
 		if len(served) != 2 || n < conversations*turns/4 {
-			t.Errorf("%s got %d of %d turns: %v", w, n, conversations*turns, served)
+			t.Errorf("%s got %d of %d turns: %v; first turns by %v", w, n, conversations*turns, served, first)
 		}
 	}
 }

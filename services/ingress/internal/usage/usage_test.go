@@ -248,10 +248,10 @@ func TestLostAcknowledgements(t *testing.T) {
 	s := newStream()
 	s.fail = 30
 	r := open(t, t.TempDir(), s, nil)
-	run(t, r)
 	for i := range 100 {
 		r.Begin(record(i)).End(record(i))
 	}
+	run(t, r) // all are there: a first batch of one event would try it thirty times, at ever longer intervals
 	eventually(t, "all are acknowledged", func() bool { return r.Stats().Pending == 0 })
 	if s.count() != 100 {
 		t.Errorf("%d events, want 100", s.count())
