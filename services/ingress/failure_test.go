@@ -355,7 +355,7 @@ func TestSlowClient(t *testing.T) {
 }
 
 func TestTotalTimeout(t *testing.T) {
-	e := start(t, func(c *ingress.Config, _ *routerv1.Catalog) { c.TotalTimeout = 500 * time.Millisecond }).ready()
+	e := start(t, func(c *ingress.Config, _ *routerv1.Catalog) { c.TotalTimeout = 2 * time.Second }).ready()
 	h, _, left := hang()
 	e.router.routes(newWorker(t, "w", h), newWorker(t, "other", func(http.ResponseWriter, *http.Request) { t.Error("another worker was asked") }))
 	resp, body := e.post(chatPath, chatRequest(false, ""))

@@ -39,9 +39,12 @@ func (e *env) wantMetric(t *testing.T, text string) {
 func TestHedge(t *testing.T) {
 	events, change := collectUsage(t)
 	e := start(t, change).ready()
-	hung, _, left := hang(with(roleChunk(), running(12, 0)))
+	hung, begun, left := hang(with(roleChunk(), running(12, 0)))
 	slow := newWorker(t, "slow", hung)
-	fast := newWorker(t, "fast", answers(roleChunk(), textChunk("a"), textChunk("b"), usageChunk, doneEvent))
+	fast := newWorker(t, "fast", func(w http.ResponseWriter, r *http.Request) {
+		<-begun // on a busy machine after this
+		answers(roleChunk(), textChunk("a"), textChunk("b"), usageChunk, doneEvent)(w, r)
+	})
 	hedges(e, 20*time.Millisecond, 2, slow.endpoint(), fast.endpoint())
 	resp, text := e.post(chatPath, chatRequest(true, ""))
 	if want := renamed(roleChunk() + textChunk("a") + textChunk("b") + doneEvent); resp.StatusCode != http.StatusOK || text != want {
@@ -171,8 +174,8 @@ func TestNoHedge(t *testing.T) {
 // A client that leaves takes both endpoints with it.
 func TestHedgeClientLeaves(t *testing.T) {
 	e := start(t, nil).ready()
-	slow, _, slowLeft := hang()
-	also, begun, alsoLeft := hang(roleChunk())
+	slow, slowBegun, slowLeft := hang()
+	also, alsoBegun, alsoLeft := hang(roleChunk())
 	hedges(e, time.Millisecond, 2, newWorker(t, "slow", slow).endpoint(), newWorker(t, "also", also).endpoint())
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -183,7 +186,8 @@ func TestHedgeClientLeaves(t *testing.T) {
 			resp.Body.Close()
 		}
 	}()
-	await(t, "the second endpoint to begin", begun)
+	await(t, "the first endpoint to begin", slowBegun) // on a busy machine after the second
+	await(t, "the second endpoint to begin", alsoBegun)
 	cancel()
 	await(t, "the first endpoint to be left", slowLeft)
 	await(t, "the second endpoint to be left", alsoLeft)
