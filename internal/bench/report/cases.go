@@ -14,13 +14,18 @@ import (
 
 // Results are the runs behind the routing tables, as they are kept in a file.
 type Results struct {
+	Origin
+	Seeds []uint64 `json:"seeds"`
+	Cells []Kept   `json:"cells"`
+}
+
+// Origin is what results came from.
+type Origin struct {
 	Command string `json:"command"`
 	Go      string `json:"go"`
 	Note    string `json:"note"`
 	// NoTrace says that the cases of the Mooncake trace had generated requests.
-	NoTrace string   `json:"no_trace,omitempty"`
-	Seeds   []uint64 `json:"seeds"`
-	Cells   []Kept   `json:"cells"`
+	NoTrace string `json:"no_trace,omitempty"`
 }
 
 // Kept is a cell of Results. Case is the fingerprint of the case: runs of
@@ -32,23 +37,70 @@ type Kept struct {
 	Runs     []stats.Summary `json:"runs"`
 }
 
-// MarshalResults encodes results, a cell a line, so that files can be compared.
+// Means are the figures that are published of Results.
+type Means struct {
+	Origin
+	Cells []MeanCell `json:"cells"`
+}
+
+// MeanCell is the mean of a cell's runs, and the standard errors of its metrics.
+type MeanCell struct {
+	Scenario string             `json:"scenario"`
+	Policy   string             `json:"policy"`
+	Runs     int                `json:"runs"`
+	Mean     stats.Summary      `json:"mean"`
+	Errors   map[string]float64 `json:"standard_errors,omitempty"`
+}
+
+// MeansOf averages cells.
+func MeansOf(o Origin, cells []virtual.Cell) Means {
+	out := Means{Origin: o}
+	for _, c := range cells {
+		m := MeanCell{Scenario: c.Scenario, Policy: c.Policy, Runs: len(c.Runs), Mean: rounded(c.Mean())}
+		if len(c.Runs) > 1 {
+			m.Errors = map[string]float64{}
+			for _, x := range metrics {
+				m.Errors[x.name] = round(x.error(c))
+			}
+		}
+		out.Cells = append(out.Cells, m)
+	}
+	return out
+}
+
+// MarshalResults encodes results, a cell a line.
 func MarshalResults(r Results) ([]byte, error) {
+	for i, c := range r.Cells {
+		r.Cells[i].Runs = slices.Clone(c.Runs)
+		for j := range c.Runs {
+			r.Cells[i].Runs[j] = rounded(c.Runs[j])
+		}
+	}
 	cells := r.Cells
 	r.Cells = nil
-	head, err := json.Marshal(r)
+	return marshal(r, cells)
+}
+
+// MarshalMeans encodes means, a cell a line.
+func MarshalMeans(m Means) ([]byte, error) {
+	cells := m.Cells
+	m.Cells = nil
+	return marshal(m, cells)
+}
+
+// marshal encodes a head without cells and its cells, each on a line, so that files
+// can be compared.
+func marshal[T any](head any, cells []T) ([]byte, error) {
+	data, err := json.Marshal(head)
 	if err != nil {
 		return nil, err
 	}
 	var b strings.Builder
-	b.WriteString(strings.TrimSuffix(string(head), `null}`) + "[")
+	b.WriteString(strings.TrimSuffix(string(data), `null}`) + "[")
 	for i, c := range cells {
-		for j := range c.Runs {
-			c.Runs[j] = rounded(c.Runs[j])
-		}
 		line, err := json.Marshal(c)
 		if err != nil {
-			return nil, fmt.Errorf("encode %s %s: %w", c.Scenario, c.Policy, err)
+			return nil, fmt.Errorf("encode cell %d: %w", i, err)
 		}
 		if i > 0 {
 			b.WriteString(",")
@@ -142,25 +194,60 @@ var metrics = []metric{
 	{"requests/s", func(s stats.Summary) float64 { return s.RPS }, true},
 }
 
+// error is the standard error of the mean of a cell's metric.
+func (m metric) error(c virtual.Cell) float64 {
+	mean := m.of(c.Mean())
+	var squares float64
+	for _, r := range c.Runs {
+		squares += (m.of(r) - mean) * (m.of(r) - mean)
+	}
+	n := float64(len(c.Runs))
+	return math.Sqrt(squares / (n - 1) / n)
+}
+
+// gap is by which share a policy is worse than another one, negative when it is
+// better, and two standard errors of that share.
+type gap struct{ share, noise float64 }
+
+func (g gap) String() string {
+	if math.IsNaN(g.share) || math.IsNaN(g.noise) {
+		return percent(g.share)
+	}
+	return fmt.Sprintf("%+.0f ±%.0f %%", 100*g.share, 100*g.noise)
+}
+
+// gap compares two cells by the means of a metric. Runs of one seed are a pair: what
+// is hard for both says nothing about either.
+func (m metric) gap(own, other virtual.Cell) gap {
+	if m.more { // of what is better, less is worse
+		own, other = other, own
+	}
+	a, b := m.of(own.Mean()), m.of(other.Mean())
+	pairs := min(len(own.Runs), len(other.Runs))
+	var squares float64
+	for i := range pairs {
+		d := m.of(own.Runs[i]) - a/b*m.of(other.Runs[i])
+		squares += d * d
+	}
+	n := float64(pairs)
+	return gap{a/b - 1, 2 * math.Sqrt(squares/(n-1)/n) / b}
+}
+
 // best is the best of the rivals of a policy in a metric, by the means over the
-// seeds, and by how much the policy is worse: negative when it is better.
-func best(cells []virtual.Cell, scenario, policy string, rivals []string, m metric) (who string, worse float64) {
+// seeds, and by how much the policy is worse.
+func best(cells []virtual.Cell, scenario, policy string, rivals []string, m metric) (who string, worse gap) {
+	worse = gap{math.NaN(), math.NaN()}
 	own, ok := find(cells, scenario, policy)
 	if !ok {
-		return "", math.NaN()
+		return "", worse
 	}
-	worse = math.NaN()
 	for _, r := range rivals {
 		c, ok := find(cells, scenario, r)
 		if !ok || r == policy {
 			continue
 		}
-		d := m.of(own.Mean())/m.of(c.Mean()) - 1
-		if m.more {
-			d = m.of(c.Mean())/m.of(own.Mean()) - 1
-		}
-		if math.IsNaN(worse) || d > worse {
-			who, worse = r, d
+		if g := m.gap(own, c); math.IsNaN(worse.share) || g.share > worse.share {
+			who, worse = r, g
 		}
 	}
 	return who, worse
@@ -177,7 +264,7 @@ func GapTable(cells []virtual.Cell, policy string, rivals []string, cases ...str
 		row := []string{name}
 		for _, m := range metrics {
 			who, worse := best(cells, name, policy, rivals, m)
-			row = append(row, percent(worse), who)
+			row = append(row, worse.String(), who)
 		}
 		t.Rows = append(t.Rows, row)
 	}
@@ -185,13 +272,13 @@ func GapTable(cells []virtual.Cell, policy string, rivals []string, cases ...str
 }
 
 // Losses lists in sentences where a policy is worse than the best of its rivals
-// by more than a share.
+// by more than a share, in bold where that is not noise.
 func Losses(cells []virtual.Cell, policy string, rivals []string, share float64, cases ...string) []string {
 	var out []string
 	for _, name := range cases {
 		for _, m := range metrics {
 			who, worse := best(cells, name, policy, rivals, m)
-			if !(worse > share) {
+			if !(worse.share > share) {
 				continue
 			}
 			own, _ := find(cells, name, policy)
@@ -200,7 +287,11 @@ func Losses(cells []virtual.Cell, policy string, rivals []string, share float64,
 			if m.more {
 				unit = ""
 			}
-			out = append(out, fmt.Sprintf("%s, %s: %s%s, %s %s%s (%s)", name, m.name, plot.Number(m.of(own.Mean())), unit, who, plot.Number(m.of(other.Mean())), unit, percent(worse)))
+			line := fmt.Sprintf("%s, %s: %s%s, %s %s%s (%s)", name, m.name, plot.Number(m.of(own.Mean())), unit, who, plot.Number(m.of(other.Mean())), unit, worse)
+			if worse.share-worse.noise > share {
+				line = "**" + line + "**"
+			}
+			out = append(out, line)
 		}
 	}
 	return out

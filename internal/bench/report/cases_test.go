@@ -52,7 +52,7 @@ MT2, p99: 100 s, random 80.0 s (+25 %)
 }
 
 func TestResults(t *testing.T) {
-	want := Results{Command: "c", Go: "go", Note: NoGPU, Seeds: []uint64{1, 2}, Cells: []Kept{
+	want := Results{Origin: Origin{Command: "c", Go: "go", Note: NoGPU}, Seeds: []uint64{1, 2}, Cells: []Kept{
 		{Scenario: "S1", Policy: "random", Case: "x", Runs: []stats.Summary{{TTFT50: 1.23457, RPS: 2}, {TTFT50: 3}}},
 		{Scenario: "S1", Policy: "k2", Case: "x", Runs: []stats.Summary{{TTFT50: 1}}}}}
 	data, err := MarshalResults(want)
@@ -68,6 +68,48 @@ func TestResults(t *testing.T) {
 	}
 	if lines := strings.Count(string(data), "\n"); lines != 4 {
 		t.Errorf("%d lines, want one for each cell:\n%s", lines, data)
+	}
+}
+
+// A gap has the noise of pairs: what is hard for both policies says nothing.
+func TestGaps(t *testing.T) {
+	runs := func(v ...float64) (out []stats.Summary) {
+		for _, x := range v {
+			out = append(out, stats.Summary{TTFT50: x, TTFT90: 1, TTFT99: 1, TTFTMean: 1, RPS: 1 / x})
+		}
+		return out
+	}
+	cells := []virtual.Cell{
+		{Scenario: "S1", Policy: "k2", Runs: runs(1.1, 2.2, 3.3)},
+		{Scenario: "S1", Policy: "paired", Runs: runs(1, 2, 3)},
+		{Scenario: "S2", Policy: "k2", Runs: runs(1, 2, 3.6)},
+		{Scenario: "S2", Policy: "noisy", Runs: runs(2, 3, 1)},
+	}
+	style := plot.Style{ASCII: true}
+	got := GapTable(cells, "k2", []string{"paired", "noisy"}, "S1", "S2").Text(style) + strings.Join(Losses(cells, "k2", []string{"paired", "noisy"}, .03, "S1", "S2"), "\n")
+	want := `
+scenario        p50  best rival     mean  best rival      p90  best rival      p99  best rival  requests/s  best rival
+-----------------------------------------------------------------------------------------------------------------------
+S1        +10 ±0 %       paired  +0 ±0 %      paired  +0 ±0 %      paired  +0 ±0 %      paired   +10 ±0 %      paired
+S2       +10 ±125 %       noisy  +0 ±0 %       noisy  +0 ±0 %       noisy  +0 ±0 %       noisy  +3 ±125 %       noisy
+**S1, p50: 2.20 s, paired 2.00 s (+10 ±0 %)**
+**S1, requests/s: 0.56, paired 0.61 (+10 ±0 %)**
+S2, p50: 2.20 s, noisy 2.00 s (+10 ±125 %)
+S2, requests/s: 0.59, noisy 0.61 (+3 ±125 %)`
+	if diff := cmp.Diff(strings.Fields(want), strings.Fields(strings.ReplaceAll(got, "+-", "±"))); diff != "" {
+		t.Errorf("gaps (-want +got):\n%s\n%s", diff, got)
+	}
+	means := MeansOf(Origin{Command: "c"}, cells)
+	data, err := MarshalMeans(means)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back Means
+	if err := json.Unmarshal(data, &back); err != nil {
+		t.Fatalf("%v in\n%s", err, data)
+	}
+	if diff := cmp.Diff(means, back); diff != "" || back.Cells[1].Runs != 3 || back.Cells[1].Mean.TTFT50 != 2 || back.Cells[1].Errors["p50"] != .57735 {
+		t.Errorf("means %+v\n%s", back.Cells[1], diff)
 	}
 }
 

@@ -97,7 +97,7 @@ func (p *publisher) routing(seeds int) ([]report.Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := routingOptions{seeds: 2 * seeds} // some scenarios are good or bad for all of a run
+	o := routingOptions{seeds: 10 * seeds} // some scenarios are good or bad for all of a run
 	all, err := routingCells(o, r, seedsOf(o.seeds, false), p.out)
 	if err != nil {
 		return nil, err

@@ -27,7 +27,7 @@ type routingOptions struct {
 	tuning, sweep       bool
 	quick               bool
 	docs                string
-	from, again         string
+	runs, again         string
 }
 
 func (o *routingOptions) flags(fs *flag.FlagSet) {
@@ -38,8 +38,8 @@ func (o *routingOptions) flags(fs *flag.FlagSet) {
 	fs.BoolVar(&o.sweep, "sweep", false, "sweep the load instead, for peak throughput")
 	fs.BoolVar(&o.quick, "quick", false, "two seeds, and without the longest scenarios")
 	fs.StringVar(&o.docs, "docs", "", "folder for routing2.json, routing2.md and plots; empty: none are written")
-	fs.StringVar(&o.from, "from", "", "file of earlier results (routing2.json): runs in it are not made again")
-	fs.StringVar(&o.again, "again", "kinference,k2,k2-ttft,k2-throughput,oracle", "policies that are run again whatever -from holds")
+	fs.StringVar(&o.runs, "runs", "", "file that keeps the runs: those in it are not made again")
+	fs.StringVar(&o.again, "again", "kinference,k2,k2-ttft,k2-throughput,oracle", "policies that are run again whatever -runs holds")
 }
 
 // slow are scenarios that --quick leaves out.
@@ -80,7 +80,7 @@ func routing(_ context.Context, fs *flag.FlagSet, args []string, out io.Writer) 
 		return err
 	}
 	names := casesIn(cells)
-	fmt.Fprintf(out, "Means of %d seeds\n%s\nDistance to the best other policy\n%s\nPredictions\n%s\nGoals\n%s", o.seeds,
+	fmt.Fprintf(out, "Means of %d seeds at most\n%s\nDistance to the best other policy\n%s\nPredictions\n%s\nGoals\n%s", o.seeds,
 		report.CaseTable(cells, subject(cells), names...).Text(textStyle()),
 		report.GapTable(cells, subject(cells), rivals(cells), names...).Text(textStyle()),
 		report.ErrorTable(cells, subject(cells), names...).Text(textStyle()),
@@ -130,7 +130,7 @@ func casesIn(cells []virtual.Cell) []string {
 
 // routingCells runs what the options ask for, and says so if the trace was missing.
 func routingCells(o routingOptions, r *virtual.Runner, seeds []uint64, out io.Writer) ([]virtual.Cell, error) {
-	if o.from != "" {
+	if o.runs != "" {
 		if err := know(r, o, out); err != nil {
 			return nil, err
 		}
@@ -138,6 +138,11 @@ func routingCells(o routingOptions, r *virtual.Runner, seeds []uint64, out io.Wr
 	cells, err := runCases(o, r, seeds, out)
 	if err != nil {
 		return nil, err
+	}
+	if o.runs != "" {
+		if err := keep(o, cells, seeds); err != nil {
+			return nil, err
+		}
 	}
 	missing, err := noTrace(casesIn(cells)...)
 	if missing != "" {
@@ -194,9 +199,9 @@ func runCases(o routingOptions, r *virtual.Runner, seeds []uint64, out io.Writer
 	return cells, nil
 }
 
-// fewSeeds bounds the seeds of runs over most of the trace: they hold thousands
-// of requests each.
-const fewSeeds = 2
+// mostRequests bounds the seeds of a case with many requests, but for two: one run over
+// most of the trace says as much as many of a short scenario.
+const mostRequests = 60_000
 
 func runCase(o routingOptions, r *virtual.Runner, policies []string, name string, seeds []uint64) ([]virtual.Cell, error) {
 	c, err := virtual.LookupCase(name)
@@ -206,15 +211,17 @@ func runCase(o routingOptions, r *virtual.Runner, policies []string, name string
 	if o.policies != "" {
 		policies = strings.Split(o.policies, ",")
 	}
-	if c.Mooncake != nil && c.Mooncake.Requests > 1000 {
-		seeds = seeds[:min(len(seeds), fewSeeds)]
+	requests := c.Scenario.Warm + c.Scenario.Count
+	if c.Mooncake != nil {
+		requests = c.Mooncake.Requests
 	}
+	seeds = seeds[:min(len(seeds), max(2, mostRequests/requests))]
 	return r.Cells([]virtual.Case{c}, policies, seeds)
 }
 
 // know gives the runner what an earlier file holds of unchanged cases.
 func know(r *virtual.Runner, o routingOptions, out io.Writer) error {
-	data, err := os.ReadFile(o.from)
+	data, err := os.ReadFile(o.runs)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -223,7 +230,7 @@ func know(r *virtual.Runner, o routingOptions, out io.Writer) error {
 	}
 	var kept report.Results
 	if err := json.Unmarshal(data, &kept); err != nil {
-		return fmt.Errorf("read %s: %w", o.from, err)
+		return fmt.Errorf("read %s: %w", o.runs, err)
 	}
 	used := 0
 	for _, cell := range kept.Cells {
@@ -243,13 +250,39 @@ func know(r *virtual.Runner, o routingOptions, out io.Writer) error {
 			used++
 		}
 	}
-	fmt.Fprintf(out, "%d runs from %s\n", used, o.from)
+	fmt.Fprintf(out, "%d runs from %s\n", used, o.runs)
 	return nil
 }
 
 // command is how the page was made, for its head.
 func (o routingOptions) command() string {
 	return fmt.Sprintf("kinbench routing -seeds %d -docs docs/benchmarks", o.seeds)
+}
+
+// origin is what results came from.
+func (o routingOptions) origin(missing string) report.Origin {
+	return report.Origin{Command: o.command(), Go: runtime.Version(), Note: report.NoGPU, NoTrace: missing}
+}
+
+// keep writes the file of runs.
+func keep(o routingOptions, cells []virtual.Cell, seeds []uint64) error {
+	missing, err := noTrace(casesIn(cells)...)
+	if err != nil {
+		return err
+	}
+	kept := report.Results{Origin: o.origin(missing), Seeds: seeds}
+	for _, c := range cells {
+		of, err := virtual.LookupCase(c.Scenario)
+		if err != nil {
+			return err
+		}
+		kept.Cells = append(kept.Cells, report.Kept{Scenario: c.Scenario, Policy: c.Policy, Case: of.Fingerprint(), Runs: c.Runs})
+	}
+	data, err := report.MarshalResults(kept)
+	if err != nil {
+		return err
+	}
+	return report.Write(o.runs, data)
 }
 
 // cases writes the page of all scenarios, its data and plots.
@@ -259,15 +292,7 @@ func (p *publisher) cases(o routingOptions, cells []virtual.Cell, seeds []uint64
 	if err != nil {
 		return err
 	}
-	kept := report.Results{Command: o.command(), Go: runtime.Version(), Note: report.NoGPU, NoTrace: missing, Seeds: seeds}
-	for _, c := range cells {
-		of, err := virtual.LookupCase(c.Scenario)
-		if err != nil {
-			return err
-		}
-		kept.Cells = append(kept.Cells, report.Kept{Scenario: c.Scenario, Policy: c.Policy, Case: of.Fingerprint(), Runs: slices.Clone(c.Runs)})
-	}
-	data, err := report.MarshalResults(kept)
+	data, err := report.MarshalMeans(report.MeansOf(o.origin(missing), cells))
 	if err != nil {
 		return err
 	}
@@ -294,11 +319,11 @@ func (p *publisher) cases(o routingOptions, cells []virtual.Cell, seeds []uint64
 	goals := report.GoalTable(cells, who)
 	losses := report.Losses(cells, who, rivals(cells), .03, names...)
 	parts := []string{
-		fmt.Sprintf("Means of %d held-out seeds (two where a run has thousands of requests); the runs themselves are in [routing2.json](routing2.json). Scenarios and policies: [README](README.md).\n", len(seeds)),
+		fmt.Sprintf("Means of %d held-out seeds, fewer where they would hold more than %d requests: the figures with their standard errors and numbers of runs are in [routing2.json](routing2.json). Scenarios and policies: [README](README.md).\n", len(seeds), mostRequests),
 		section("Goals", fmt.Sprintf("What the project wants of `%s`: %d of %d are met.", who, len(goals.Rows)-report.Missed(goals), len(goals.Rows)), goals),
-		section("Distance to the best other policy", "By how much `"+who+"` is worse than the best of the other policies in each metric, which may be another one in each: a minus is better than all of them. The oracle is no rival: it cannot be had.",
+		section("Distance to the best other policy", "By how much `"+who+"` is worse than the best of the other policies in each metric, which may be another one in each: a minus is better than all of them. The number after ± is two standard errors of the difference, seed by seed. The oracle is no rival: it cannot be had.",
 			report.GapTable(cells, who, rivals(cells), names...)),
-		"## Losses\n\nEvery metric in which `" + who + "` is more than 3 % worse than the best other policy:\n\n* " + strings.Join(losses, "\n* ") + "\n",
+		"## Losses\n\nEvery metric in which `" + who + "` is more than 3 % worse than the best other policy; in bold those where it is even less what noise may be:\n\n* " + strings.Join(losses, "\n* ") + "\n",
 		plots[0], plots[1],
 	}
 	if missing != "" {

@@ -12,7 +12,7 @@ import (
 // What was run once need not be run again for a new page, and gives the same one.
 func TestRoutingPages(t *testing.T) {
 	dir := t.TempDir()
-	args := []string{"routing", "-scenarios", "S0s,S1", "-policies", "random,kinference", "-seeds", "1", "-docs", dir}
+	args := []string{"routing", "-scenarios", "S0s,S1", "-policies", "random,kinference", "-seeds", "1", "-docs", dir, "-runs", filepath.Join(dir, "runs.json"), "-again", "kinference"}
 	var out strings.Builder
 	if err := run(t.Context(), args, &out); err != nil {
 		t.Fatal(err)
@@ -29,13 +29,13 @@ func TestRoutingPages(t *testing.T) {
 		return all.String()
 	}
 	first := page()
-	for _, want := range []string{"no GPU was used", "| S1 ", "S1, TTFT p50 of random over ours", `"case":"`} {
+	for _, want := range []string{"no GPU was used", "| S1 ", "S1, TTFT p50 of random over ours", `"runs":1,"mean":`} {
 		if !strings.Contains(first, want) {
 			t.Errorf("the pages lack %q", want)
 		}
 	}
 	out.Reset()
-	if err := run(t.Context(), append(args, "-from", filepath.Join(dir, "routing2.json"), "-again", "kinference"), &out); err != nil {
+	if err := run(t.Context(), args, &out); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(out.String(), "2 runs from") {
@@ -51,8 +51,8 @@ func TestRoutingPages(t *testing.T) {
 func TestRoutingWithoutTrace(t *testing.T) {
 	t.Setenv(workload.DataEnv, t.TempDir())
 	dir := t.TempDir()
-	results := filepath.Join(dir, "routing2.json")
-	args := []string{"routing", "-scenarios", "MC", "-policies", "random", "-seeds", "1", "-docs", dir, "-from", results}
+	results := filepath.Join(dir, "runs.json")
+	args := []string{"routing", "-scenarios", "MC", "-policies", "random", "-seeds", "1", "-docs", dir, "-runs", results}
 	for _, used := range []string{"", "1 runs from", "0 runs from"} {
 		var out strings.Builder
 		if err := run(t.Context(), args, &out); err != nil {
@@ -66,8 +66,12 @@ func TestRoutingWithoutTrace(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		means, err := os.ReadFile(filepath.Join(dir, "routing2.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
 		const notice = "GENERATED DATA, NOT THE MOONCAKE TRACE"
-		for what, text := range map[string]string{"output": out.String(), "page": string(page), "data": string(data)} {
+		for what, text := range map[string]string{"output": out.String(), "page": string(page), "runs": string(data), "means": string(means)} {
 			if !strings.Contains(text, notice) {
 				t.Errorf("the %s does not tell that the trace is missing", what)
 			}
