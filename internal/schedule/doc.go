@@ -32,11 +32,12 @@
 // P is the prefill on that worker, held the number of other requests in line that
 // it would delay, B that of the decoders that it would stall, and E the time to
 // compute again what it would push out of the cache. A prompt that is new settles
-// where memory is left, among workers that are about as good. The line goes by class
-// of service, then by tenant, the one that got least first, then by age and size, and
-// does not push out what a conversation needs that goes on in a moment; the rules of
-// a pass are at Scheduler.next. Constants and evidence are in
-// docs/decisions/0011-routing.md. All other policies dispatch at once.
+// where memory is left, among workers that are about as good, and is not computed
+// twice at a time to save a moment. The line goes by class of service, then by tenant,
+// the one that got least first, then by age and size, and does not push out what a
+// conversation needs that goes on in a moment; the rules of a pass are at
+// Scheduler.next. Constants and evidence are in docs/decisions/0011-routing.md. All
+// other policies dispatch at once.
 //
 // # Where to read on
 //

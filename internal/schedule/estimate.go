@@ -123,6 +123,7 @@ type pair struct {
 	work    float64 // what the requests behind wait for
 	need    float64 // KV pages
 	loss    float64 // expected prefill time of what it would push out
+	twin    float64 // what computing it here costs while another worker does
 
 	tie  kvhash.Hash // decides between equals
 	tied bool        // it has been made
@@ -228,9 +229,9 @@ func (s *Scheduler) estimate(t float64, c *Candidate, p *pair, o Objective, held
 	est.j = est.ttft
 	if s.k2 {
 		interference := p.work * (float64(held) + beta(o)*v.b)
-		est.j += interference + p.loss
+		est.j += interference + p.loss + p.twin
 		est.loss, est.settles = p.loss, settles(o, c, p.cached)
-		est.Interference, est.EvictionLoss, est.J = s.duration(interference), s.duration(p.loss), s.duration(est.j)
+		est.Interference, est.EvictionLoss, est.J = s.duration(interference), s.duration(p.loss+p.twin), s.duration(est.j)
 		if !math.IsInf(v.free, 0) {
 			est.Pages, est.Free = int(math.Ceil(p.need)), int(max(v.free, 0))
 		}

@@ -24,6 +24,9 @@ const (
 	// homeSteps the number of steps in which shares are told apart.
 	homeFull  = 0.7
 	homeSteps = 20
+	// twin is what it costs to compute a prompt that another worker is computing now, in
+	// units of its prefill: little time is saved, and memory is taken twice.
+	twin = 0.1
 	// strangersGain is the gain of the running mean of the requests that nobody tells of.
 	strangersGain = 0.1
 )
@@ -86,11 +89,40 @@ func homes(order []int, e []Estimate) int {
 	return len(front)
 }
 
+// twins adds to the pairs of a prompt what computing it twice at a time would cost.
+func (s *Scheduler) twins(t float64, c []Candidate, pairs []pair) {
+	if !s.k2 {
+		return
+	}
+	home := -1
+	for i := range pairs {
+		p := &pairs[i]
+		p.twin = 0
+		if p.barred {
+			continue
+		}
+		if s.fit(t, p, &c[i]); home < 0 || p.cached > pairs[home].cached {
+			home = i
+		}
+	}
+	if home < 0 || isNew(&c[home], pairs[home].cached) || 2*pairs[home].anticipated <= pairs[home].cached {
+		return
+	}
+	for i := range pairs {
+		if p := &pairs[i]; !p.barred && isNew(&c[i], p.cached) {
+			p.twin = twin * p.work
+		}
+	}
+}
+
+// isNew tells whether a worker that holds so much of a prompt would compute most of it.
+func isNew(c *Candidate, cached int) bool { return homeNew*cached < c.Tokens }
+
 // settles tells whether a prompt of which a worker holds so much would make a home
 // there: most of it is new, and there is room for several like it.
 func settles(o Objective, c *Candidate, cached int) bool {
 	fresh := c.Tokens - cached
-	return o != TTFT && c.TotalBlocks > 0 && c.BlockSize > 0 && homeNew*cached < c.Tokens &&
+	return o != TTFT && c.TotalBlocks > 0 && c.BlockSize > 0 && isNew(c, cached) &&
 		float64(fresh) <= homeShare*float64(c.TotalBlocks)*float64(c.BlockSize)
 }
 
@@ -123,9 +155,11 @@ func (w *worker) filled(t float64) int {
 }
 
 // wanted is the number of pages in use, and of those cached that are expected to be
-// used within homeHorizon.
+// used within homeHorizon. Pages in use beyond those of prompts count half: they are of
+// the moment, a prompt stays.
 func (w *worker) wanted(t float64) float64 {
-	sum := float64(w.pages.total) - w.view.free
+	used, prompts := float64(w.pages.total)-w.view.free, float64(w.pages.act)+w.pages.bias
+	sum := (used + prompts) / 2
 	for i := range w.mirror.runs {
 		if r := &w.mirror.runs[i]; len(r.hashes) > 0 {
 			sum += float64(r.hi-r.lo) * -math.Expm1(-fade(r.rate, r.at, t)*homeHorizon)

@@ -127,6 +127,45 @@ func TestPrefixesThatFitAreSharedOut(t *testing.T) {
 	}
 }
 
+// A second worker does not compute what another one is computing: it saves next to
+// no time, and takes the memory of one prefix more for good.
+func TestNobodyComputesWhatAnotherOneComputes(t *testing.T) {
+	s := newScheduler(t, Settings{})
+	ask := func(id, prompt string) []Dispatch {
+		enter(t, s, start, Request{ID: id}, homeCandidates("a b", 8000, prompt))
+		return s.Pass(start)
+	}
+	out := ask("1", "x")
+	if len(out) != 1 {
+		t.Fatalf("%d dispatches", len(out))
+	}
+	home := first(out[0].Decision)
+	if out := ask("2", "x"); len(out) != 0 {
+		t.Errorf("the second goes to %s", first(out[0].Decision))
+	}
+	if line := s.Line(start); len(line) != 1 || line[0].Worker != home {
+		t.Errorf("the line is %+v, want one who waits for %s", line, home)
+	}
+	if out := ask("3", "y"); len(out) != 1 || first(out[0].Decision) == home {
+		t.Errorf("another prompt goes to %v, want the idle worker", out)
+	}
+	// At once, without a line, it is the same.
+	d := s.Decide(start, Request{ID: "4"}, homeCandidates("a b c", 8000, "x"))
+	expect(t, "worker without a line", first(d), home)
+}
+
+// Of what is in use, prompts count whole, the rest of the moment half.
+func TestWanted(t *testing.T) {
+	s := homeFleet(t, 4) // with a prompt of 30 pages and a page each
+	w := s.workers["b"]
+	c := homeCandidates("b", 3000, "new")
+	t0 := s.clock(start)
+	s.look(t0, w, &c[0])
+	if got := w.wanted(t0); got != 32 {
+		t.Errorf("%v pages of b are wanted, want 32", got)
+	}
+}
+
 func TestSettle(t *testing.T) {
 	inf := math.Inf(1)
 	tests := []struct {

@@ -264,6 +264,7 @@ func (a *answer) leaves() bool { return !a.book }
 // where they prefer another candidate than J does, the waiter is pinned to it.
 func (s *Scheduler) ask(t float64, x *waiter) {
 	d := Decision{Policy: s.policy.Name(), Estimates: make([]Estimate, len(x.c))}
+	s.twins(t, x.c, x.p)
 	for i := range x.c {
 		held := x.p[i].w.held
 		if i == x.best {
@@ -389,6 +390,7 @@ func (s *Scheduler) best(t float64, x *waiter) {
 	}
 	rivals := s.rivals[:len(x.c)]
 	first, least := -1, math.Inf(1)
+	s.twins(t, x.c, x.p)
 	for i := range x.c {
 		p := &x.p[i]
 		if p.barred {
@@ -397,7 +399,7 @@ func (s *Scheduler) best(t float64, x *waiter) {
 		}
 		v := s.fit(t, p, &x.c[i])
 		wait, _ := s.wait(t, p, v, &x.c[i])
-		rivals[i].score = wait + p.prefill*v.slow + v.speed.Latency + p.work*(float64(p.w.held)+b*v.b) + p.loss
+		rivals[i].score = wait + p.prefill*v.slow + v.speed.Latency + p.work*(float64(p.w.held)+b*v.b) + p.loss + p.twin
 		if rivals[i].score < least {
 			first, least = i, rivals[i].score
 		}

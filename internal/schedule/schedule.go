@@ -138,7 +138,7 @@ type Estimate struct {
 	// Interference is the delay of others that the prefill would cause, as
 	// counted in J: of those that decode there and of those that wait for the
 	// worker. EvictionLoss is the expected prefill time of the blocks that it
-	// would push out.
+	// would push out, and what computing it there costs while another worker does.
 	Interference, EvictionLoss time.Duration
 	// J is what K2 ranks by: the TTFT without the time in line, and these two.
 	J time.Duration
@@ -270,9 +270,14 @@ func (s *Scheduler) decide(t float64, r *Request, c []Candidate, choose Choose) 
 	s.leave(r.ID)
 	s.remove(t, s.entries[r.ID])
 	d := Decision{Policy: s.policy.Name(), Estimates: make([]Estimate, len(c))}
+	pairs := make([]pair, len(c))
 	for i := range c {
-		p := s.pairOf(t, &c[i])
-		s.estimate(t, &c[i], &p, r.Objective, p.w.held, &d.Estimates[i])
+		pairs[i] = s.pairOf(t, &c[i])
+	}
+	s.twins(t, c, pairs)
+	for i := range c {
+		p := &pairs[i]
+		s.estimate(t, &c[i], p, r.Objective, p.w.held, &d.Estimates[i])
 	}
 	fill(t, d.Estimates)
 	book := false

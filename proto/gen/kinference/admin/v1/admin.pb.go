@@ -3646,7 +3646,8 @@ type Candidate struct {
 	// enough since.
 	Held []uint32 `protobuf:"varint,27,rep,packed,name=held,proto3" json:"held,omitempty"`
 	// What the policy k2 adds to the predicted time: what others lose that run there
-	// or wait for this worker, and what is evicted that would be wanted again.
+	// or wait for this worker, and what is evicted that would be wanted again, or
+	// computed here while another worker does.
 	Interference *durationpb.Duration `protobuf:"bytes,28,opt,name=interference,proto3" json:"interference,omitempty"`
 	EvictionLoss *durationpb.Duration `protobuf:"bytes,29,opt,name=eviction_loss,json=evictionLoss,proto3" json:"eviction_loss,omitempty"`
 	// The sum, by which it ranks, in seconds of the scheduler's own time; 0: by the
