@@ -24,8 +24,9 @@ const (
 	// homeSteps the number of steps in which shares are told apart.
 	homeFull  = 0.7
 	homeSteps = 20
-	// twin is what it costs to compute a prompt that another worker is computing now, in
-	// units of its prefill: little time is saved, and memory is taken twice.
+	// twin is what it costs to compute a prompt that another worker is computing now, or
+	// did a moment ago, in units of its prefill: little time is saved, and memory is taken
+	// twice.
 	twin = 0.1
 	// strangersGain is the gain of the running mean of the requests that nobody tells of.
 	strangersGain = 0.1

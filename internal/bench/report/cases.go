@@ -60,7 +60,7 @@ func MeansOf(o Origin, cells []virtual.Cell) Means {
 		if len(c.Runs) > 1 {
 			m.Errors = map[string]float64{}
 			for _, x := range metrics {
-				m.Errors[x.name] = round(x.error(c))
+				m.Errors[x.name] = round(stats.StandardError(x.values(c)))
 			}
 		}
 		out.Cells = append(out.Cells, m)
@@ -68,15 +68,15 @@ func MeansOf(o Origin, cells []virtual.Cell) Means {
 	return out
 }
 
-// MarshalResults encodes results, a cell a line.
+// MarshalResults encodes results, a cell a line, with six digits; r is not changed.
 func MarshalResults(r Results) ([]byte, error) {
-	for i, c := range r.Cells {
-		r.Cells[i].Runs = slices.Clone(c.Runs)
-		for j := range c.Runs {
-			r.Cells[i].Runs[j] = rounded(c.Runs[j])
+	cells := slices.Clone(r.Cells)
+	for i := range cells {
+		cells[i].Runs = slices.Clone(cells[i].Runs)
+		for j, run := range cells[i].Runs {
+			cells[i].Runs[j] = rounded(run)
 		}
 	}
-	cells := r.Cells
 	r.Cells = nil
 	return marshal(r, cells)
 }
@@ -194,15 +194,13 @@ var metrics = []metric{
 	{"requests/s", func(s stats.Summary) float64 { return s.RPS }, true},
 }
 
-// error is the standard error of the mean of a cell's metric.
-func (m metric) error(c virtual.Cell) float64 {
-	mean := m.of(c.Mean())
-	var squares float64
-	for _, r := range c.Runs {
-		squares += (m.of(r) - mean) * (m.of(r) - mean)
+// values are the metric of each run of a cell.
+func (m metric) values(c virtual.Cell) []float64 {
+	out := make([]float64, len(c.Runs))
+	for i, r := range c.Runs {
+		out[i] = m.of(r)
 	}
-	n := float64(len(c.Runs))
-	return math.Sqrt(squares / (n - 1) / n)
+	return out
 }
 
 // gap is by which share a policy is worse than another one, negative when it is
@@ -223,14 +221,12 @@ func (m metric) gap(own, other virtual.Cell) gap {
 		own, other = other, own
 	}
 	a, b := m.of(own.Mean()), m.of(other.Mean())
-	pairs := min(len(own.Runs), len(other.Runs))
-	var squares float64
-	for i := range pairs {
-		d := m.of(own.Runs[i]) - a/b*m.of(other.Runs[i])
-		squares += d * d
+	others := m.values(other)
+	rest := m.values(own)[:min(len(own.Runs), len(others))]
+	for i := range rest { // what the ratio of the means leaves of each pair
+		rest[i] -= a / b * others[i]
 	}
-	n := float64(pairs)
-	return gap{a/b - 1, 2 * math.Sqrt(squares/(n-1)/n) / b}
+	return gap{a/b - 1, 2 * stats.StandardError(rest) / b}
 }
 
 // best is the best of the rivals of a policy in a metric, by the means over the

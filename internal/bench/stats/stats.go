@@ -205,6 +205,16 @@ func Mean(v []float64) float64 {
 	return sum / float64(len(v))
 }
 
+// StandardError is that of the mean of v; NaN for less than two values.
+func StandardError(v []float64) float64 {
+	mean, squares := Mean(v), 0.0
+	for _, x := range v {
+		squares += (x - mean) * (x - mean)
+	}
+	n := float64(len(v))
+	return math.Sqrt(squares / (n - 1) / n)
+}
+
 // Median is that of v in any order; v is not changed. NaN when empty.
 func Median(v []float64) float64 {
 	v = slices.Clone(v)

@@ -18,6 +18,9 @@ func TestQuantile(t *testing.T) {
 	if !math.IsNaN(Quantile(nil, .5)) || !math.IsNaN(Mean(nil)) || !math.IsNaN(Median(nil)) {
 		t.Error("nothing must give NaN")
 	}
+	if got := StandardError([]float64{1, 2, 3}); math.Abs(got-1/math.Sqrt(3)) > 1e-12 || !math.IsNaN(StandardError([]float64{1})) {
+		t.Errorf("StandardError = %v, want 1/√3, and NaN of one value", got)
+	}
 	unsorted := []float64{3, 1, 2}
 	if got := Median(unsorted); got != 2 || unsorted[0] != 3 {
 		t.Errorf("Median = %v, input now %v", got, unsorted)

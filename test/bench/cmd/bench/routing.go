@@ -38,7 +38,7 @@ func (o *routingOptions) flags(fs *flag.FlagSet) {
 	fs.BoolVar(&o.sweep, "sweep", false, "sweep the load instead, for peak throughput")
 	fs.BoolVar(&o.quick, "quick", false, "two seeds, and without the longest scenarios")
 	fs.StringVar(&o.docs, "docs", "", "folder for routing2.json, routing2.md and plots; empty: none are written")
-	fs.StringVar(&o.runs, "runs", "", "file that keeps the runs: those in it are not made again")
+	fs.StringVar(&o.runs, "runs", "", "file of runs: those in it are not made again, and it holds those of this call afterwards, no others")
 	fs.StringVar(&o.again, "again", "kinference,k2,k2-ttft,k2-throughput,oracle", "policies that are run again whatever -runs holds")
 }
 
@@ -323,7 +323,7 @@ func (p *publisher) cases(o routingOptions, cells []virtual.Cell, seeds []uint64
 		section("Goals", fmt.Sprintf("What the project wants of `%s`: %d of %d are met.", who, len(goals.Rows)-report.Missed(goals), len(goals.Rows)), goals),
 		section("Distance to the best other policy", "By how much `"+who+"` is worse than the best of the other policies in each metric, which may be another one in each: a minus is better than all of them. The number after ± is two standard errors of the difference, seed by seed. The oracle is no rival: it cannot be had.",
 			report.GapTable(cells, who, rivals(cells), names...)),
-		"## Losses\n\nEvery metric in which `" + who + "` is more than 3 % worse than the best other policy; in bold those where it is even less what noise may be:\n\n* " + strings.Join(losses, "\n* ") + "\n",
+		"## Losses\n\nEvery metric in which `" + who + "` is more than 3 % worse than the best other policy; in bold those that still are with the noise taken off:\n\n* " + strings.Join(losses, "\n* ") + "\n",
 		plots[0], plots[1],
 	}
 	if missing != "" {
